@@ -1,0 +1,17 @@
+"""faithlib: which salience method finds the evidence that we planted?
+
+The rooms, left to right; a module imports only from its left, and ``tests/test_house.py`` says so:
+
+    registry paths shapes cache progress      the ground floor, importable by all
+    assets   where weights, vectors and texts come from
+    data     real texts, split          -> Dataset of Example(words, label, evidence)
+    shortcuts   plant evidence we know  -> Example with its evidence marked
+    models   one protocol, TextClassifier, for every architecture
+    training fit a classifier; knows nothing of shortcuts
+    salience ask each method where the evidence is
+    faithfulness   score the answers against the truth
+    experiment     one Cell (data, shortcut, model, seed) and what it yields
+    figures heatmap report cli          what people look at
+"""
+
+__version__ = "0.1.0"

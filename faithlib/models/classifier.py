@@ -1,0 +1,350 @@
+"""What the rest of the house sees of a model: encode, embed, logits. Nothing else."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from faithlib.data import as_texts
+from faithlib.shapes import Embeddings, Ids, Logits, Mask
+
+# "[SEP]" written in a text is a text, not a separator; tokens added as markers are not special and still match.
+AS_WRITTEN = {"split_special_tokens": True}
+TOKEN_BUDGET = 4096  # tokens per forward pass, padding included; larger batches gained nothing on two cores
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """One text as the model reads it. Lists run over the token positions of its row, special tokens included.
+
+    tokens: what stands in the text (the vocabulary's name for special tokens). offsets: character spans. word: index into ``words``, -1 for
+    special tokens. words: the text's chunks between white space. cut: True where the model does not read the whole text.
+    """
+
+    text: str
+    tokens: tuple[str, ...]
+    offsets: tuple[tuple[int, int], ...]
+    word: tuple[int, ...]
+    words: tuple[str, ...]
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of token ids, padded on the right. rankable: False on special tokens and padding."""
+
+    ids: Ids
+    mask: Mask
+    rankable: Mask
+    texts: tuple[EncodedText, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.mask.sum(1)
+
+    def select(self, rows: Sequence[int]) -> Batch:
+        """These rows, with no more padding than they need."""
+        index = torch.as_tensor(list(rows), device=self.ids.device, dtype=torch.long)
+        width = int(self.lengths[index].max()) if len(index) else 0
+        texts = tuple(self.texts[i] for i in rows) if self.texts else ()
+        return Batch(self.ids[index, :width], self.mask[index, :width], self.rankable[index, :width], texts)
+
+    def repeat(self, n: int) -> Batch:
+        """A single row ``n`` times, without copying."""
+        return Batch(*(t.expand(n, -1) for t in (self.ids, self.mask, self.rankable)))
+
+    def by_length(self, budget: int = TOKEN_BUDGET) -> Iterator[list[int]]:
+        """Row numbers in groups of similar length whose padded size stays within ``budget`` tokens (a longer row stands alone)."""
+        group: list[int] = []
+        lengths = self.lengths.tolist()
+        for row in sorted(range(len(self)), key=lambda i: (lengths[i], i)):
+            if group and (len(group) + 1) * lengths[row] > budget:
+                yield group
+                group = []
+            group.append(row)
+        if group:
+            yield group
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its progress bars and load reports, which nobody asked for in a notebook; restored afterwards."""
+    log = transformers.utils.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
+
+
+class TextClassifier:
+    """A Hugging Face sequence classifier and its tokenizer, whatever the architecture.
+
+    The number of logits tells the head (the convention of transformers' own text-classification pipeline): one logit is binary with
+    p(1) = sigmoid, unless ``config.problem_type`` says regression; several are softmax classes, or independent labels when it says multi_label.
+    window: tokens read at most, special tokens included. precision: ``fp32`` or ``bf16`` (autocast). The wrapper never moves the model, never
+    changes its mode for longer than a call, and never leaves a gradient on its parameters.
+    """
+
+    # Models that read a padded batch right when only embeddings are given. Everything else is run on rows of equal length: a decoder takes its
+    # answer from the last position, which padding would move.
+    pads_safely = False
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, window: int | None = None, precision: str = "fp32"):
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError(f"{type(tokenizer).__name__} gives no character offsets; load the fast tokenizer (AutoTokenizer with use_fast=True)")
+        if precision not in ("fp32", "bf16"):
+            raise ValueError(f"unknown precision {precision!r}; choose from: fp32, bf16")
+        dtype = next(model.parameters()).dtype
+        if dtype == torch.float16:
+            raise ValueError("the model's weights are float16, whose gradients underflow; load it with dtype=torch.float32 (or bfloat16)")
+        self.model, self.tokenizer, self.precision = model, tokenizer, precision
+        limit = min(getattr(tokenizer, "model_max_length", 10**9), self._position_limit())
+        if window is not None and window > limit:
+            raise ValueError(f"window={window} is more than the {limit} tokens that {type(model).__name__} can read")
+        self.window = window or min(limit, 512)
+
+    @staticmethod
+    def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, **settings: Any) -> TextClassifier:
+        """The adapter that knows this architecture's habits, or the general one."""
+        adapter = ADAPTERS.get(model.config.model_type, TextClassifier)
+        return adapter(model, tokenizer, **settings)
+
+    @staticmethod
+    def load(source: str | Path, window: int | None = None, precision: str = "fp32", revision: str | None = None) -> TextClassifier:
+        """From a folder that :meth:`save` wrote, any local checkpoint, or a hub repository. Safetensors only; no code of the repository is run."""
+        saved = Path(source) / "faithlib.json"
+        if window is None and saved.is_file():
+            window = json.loads(saved.read_text())["window"]
+        try:
+            with quiet():
+                model, report = AutoModelForSequenceClassification.from_pretrained(source, revision=revision, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"no sequence classifier could be loaded from {str(source)!r}: {error}") from error
+        if report["missing_keys"]:
+            raise ValueError(f"{str(source)!r} is not a fine-tuned classifier: its checkpoint has no {', '.join(sorted(report['missing_keys'])[:4])}")
+        return TextClassifier.wrap(model, AutoTokenizer.from_pretrained(source, revision=revision), window=window, precision=precision)
+
+    def save(self, folder: str | Path) -> None:
+        with quiet():
+            self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        (Path(folder) / "faithlib.json").write_text(json.dumps({"window": self.window}))
+
+    # What the model is
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def head(self) -> str:
+        """``binary`` (one logit), ``regression`` (one number), ``softmax`` or ``multi_label``."""
+        config = self.model.config
+        if config.num_labels == 1:
+            return "regression" if config.problem_type == "regression" else "binary"
+        return "multi_label" if config.problem_type == "multi_label_classification" else "softmax"
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        names = self.model.config.id2label
+        return ("0", "1") if self.head == "binary" else tuple(str(names.get(i, i)) for i in range(self.model.config.num_labels))
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The ids of ``unk``, ``pad`` and ``mask``, of those that the tokenizer has."""
+        found = {"unk": self.tokenizer.unk_token_id, "pad": self.tokenizer.pad_token_id, "mask": self.tokenizer.mask_token_id}
+        return {name: token for name, token in found.items() if token is not None}
+
+    def special_id(self, name: str) -> int:
+        if name not in self.special_ids:
+            raise ValueError(f"{type(self.model).__name__} has no {name} token; choose from: {', '.join(self.special_ids) or 'none'}")
+        return self.special_ids[name]
+
+    def _position_limit(self) -> int:
+        config = self.model.config
+        limit = getattr(config, "max_position_embeddings", 10**9)
+        # RoBERTa's kind counts positions from its padding id on.
+        return limit - 2 if config.model_type in ("roberta", "xlm-roberta", "camembert") else limit
+
+    # Text in
+
+    def encode(self, texts: Any) -> Batch:
+        """Texts (see ``as_texts``) as one padded batch on the model's device. A text longer than the window is cut, and says so."""
+        texts = as_texts(texts)
+        if not texts:
+            empty = torch.zeros((0, 0), dtype=torch.long, device=self.device)
+            return Batch(empty, empty.bool(), empty.bool())
+        encodings = self.tokenizer(texts, truncation=True, max_length=self.window, return_special_tokens_mask=True, **AS_WRITTEN).encodings
+        width = max(1, max(len(e.ids) for e in encodings))
+        ids = torch.full((len(texts), width), self.special_ids.get("pad", 0), dtype=torch.long)
+        mask = torch.zeros((len(texts), width), dtype=torch.bool)
+        rankable = torch.zeros((len(texts), width), dtype=torch.bool)
+        described = []
+        for row, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
+            n = len(encoding.ids)
+            ids[row, :n] = torch.tensor(encoding.ids, dtype=torch.long)
+            mask[row, :n] = True
+            rankable[row, :n] = ~torch.tensor(encoding.special_tokens_mask, dtype=torch.bool)
+            described.append(_describe(text, encoding))
+        if not mask.any(1).all():  # a tokenizer without special tokens and an empty text: one padding token, read but never ranked
+            mask[~mask.any(1), 0] = True
+        return Batch(ids.to(self.device), mask.to(self.device), rankable.to(self.device), tuple(described))
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text, uncut, special tokens included."""
+        return [len(e.ids) for e in self.tokenizer(list(texts), verbose=False, **AS_WRITTEN).encodings] if texts else []
+
+    def rows(self, ids: Sequence[Tensor]) -> Batch:
+        """Given token id rows (special tokens included) as one batch; nothing in it is rankable."""
+        padded = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True, padding_value=self.special_ids.get("pad", 0))
+        lengths = torch.tensor([len(row) for row in ids], device=padded.device)
+        mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+        return Batch(padded, mask, torch.zeros_like(mask))
+
+    # Numbers out
+
+    def embed(self, batch: Batch) -> Embeddings:
+        """Word embeddings, before positions and segments are added."""
+        if batch.ids.is_floating_point():
+            raise TypeError(f"token ids are whole numbers, got {batch.ids.dtype}; pass embeddings as the second argument of logits")
+        return self.model.get_input_embeddings()(batch.ids)
+
+    def logits(self, batch: Batch, embeddings: Embeddings | None = None) -> Logits:
+        """(batch, logit) in float32. With ``embeddings``, these are read in place of the ids, which still give shape and mask."""
+        if embeddings is not None and not embeddings.is_floating_point():
+            raise TypeError(f"embeddings are floating point numbers, got {embeddings.dtype}: token ids go into the batch")
+        embeddings = self.embed(batch) if embeddings is None else embeddings
+        with self._evaluating(), self._precision():
+            if self.pads_safely or bool(batch.mask.all()):
+                return self._forward(embeddings, batch.mask).float()
+            lengths = batch.lengths
+            parts = []
+            for n in lengths.unique().tolist():
+                at = (lengths == n).nonzero()[:, 0]
+                parts.append((at, self._forward(embeddings[at, :n], batch.mask[at, :n])))
+            order = torch.cat([at for at, _ in parts]).argsort()
+            return torch.cat([part for _, part in parts])[order].float()
+
+    def _forward(self, embeddings: Embeddings, mask: Mask) -> Tensor:
+        return self.model(inputs_embeds=embeddings, attention_mask=mask.long()).logits
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = [module for module in self.model.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _precision(self) -> contextlib.AbstractContextManager:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
+
+    @torch.no_grad()
+    def predict_logits(self, texts: Any) -> Logits:
+        """Logits of many texts, in batches by length."""
+        batch = self.encode(texts) if not isinstance(texts, Batch) else texts
+        n_logits = self.model.config.num_labels
+        result = torch.zeros((len(batch), n_logits), device=self.device)
+        for group in batch.by_length():
+            result[group] = self.logits(batch.select(group))
+        return result
+
+    def predict(self, texts: Any) -> Tensor:
+        """Predicted class per text; for a regression head 0, its only output."""
+        return predicted_class(self.predict_logits(texts), self.head)
+
+
+ADAPTERS: dict[str, type[TextClassifier]] = {}
+
+
+class PaddedClassifier(TextClassifier):
+    """Encoders for which the attention mask is all that padding needs."""
+
+    pads_safely = True
+
+
+for _model_type in ("roberta", "distilbert", "electra", "albert", "xlm-roberta", "deberta-v2"):
+    ADAPTERS[_model_type] = PaddedClassifier
+
+
+def predicted_class(logits: Logits, head: str) -> Tensor:
+    """Class index per row. One logit above zero is class 1."""
+    if head == "binary":
+        return (logits[:, 0] > 0).long()
+    return logits.argmax(1)
+
+
+def class_score(logits: Logits, target: Tensor, of: str, head: str) -> Tensor:
+    """g, the number that a salience method explains: f_c (``of="logit"``) or p_c (``of="probability"``) of class ``target``; shape (batch,).
+
+    Bastings et al. write p(c|x) = sigmoid(f_c(x)): with one logit f_1 = f and f_0 = -f. A regression head has no probability (ValueError).
+    """
+    if of not in ("logit", "probability"):
+        raise ValueError(f"unknown quantity {of!r}; choose from: logit, probability")
+    if head == "binary":
+        signed = logits[:, 0] * (2 * target - 1)
+        return signed if of == "logit" else signed.sigmoid()
+    if of == "probability" and head == "regression":
+        raise ValueError("a regression head has no probability; choose of=logit")
+    picked = {"softmax": logits.softmax(1), "multi_label": logits.sigmoid()}.get(head, logits) if of == "probability" else logits
+    return picked.gather(1, target[:, None])[:, 0]
+
+
+def _describe(text: str, encoding: Any) -> EncodedText:
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    starts = [start for start, _ in spans]
+    tokens, offsets, word = [], [], []
+    for name, (start, end), special in zip(encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True):
+        while start < end and text[start].isspace():  # byte-level tokenizers may count the space in front
+            start += 1
+        offsets.append((start, end))
+        tokens.append(name if special or start >= end else text[start:end])
+        word.append(-1 if special else max(0, bisect.bisect_right(starts, start) - 1))
+    return EncodedText(text, tuple(tokens), tuple(offsets), tuple(word), tuple(text[a:b] for a, b in spans), bool(encoding.overflowing))
+
+
+def add_markers(tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
+    """Make each marker exactly one token; raise ValueError where the tokenizer splits or changes it all the same."""
+    from tokenizers import AddedToken
+
+    tokenizer.add_tokens([AddedToken(marker, single_word=False, normalized=False) for marker in markers])
+    check_single_tokens(tokenizer, markers)
+
+
+def check_single_tokens(tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
+    """Raise ValueError for a marker that the tokenizer does not read as one token of its own, wherever it stands."""
+    seen: dict[int, str] = {}
+    for marker in markers:
+        for text in (marker, f"a {marker} b"):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if text == marker and len(ids) != 1:
+                pieces = tokenizer.convert_ids_to_tokens(ids)
+                raise ValueError(f"the tokenizer splits the marker {marker!r} into {pieces}; add it as a token (faithlib.models.classifier.add_markers) or choose another")
+            unknown = tokenizer.unk_token_id
+        if ids[1:2] != tokenizer(marker, add_special_tokens=False)["input_ids"] or ids[1] == unknown:
+            raise ValueError(f"the marker {marker!r} is not one token inside a text: {tokenizer.convert_ids_to_tokens(ids)}")
+        if ids[1] in seen:
+            raise ValueError(f"markers {seen[ids[1]]!r} and {marker!r} are the same token for this tokenizer")
+        seen[ids[1]] = marker
