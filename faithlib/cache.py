@@ -2,7 +2,8 @@
 
 A stage's folder is named by a hash of its settings, of the input files it reads, of the library versions that decide its numbers and
 of the sources it depends on. The sources are found by following the imports of the stage's module through the package, so no list can
-go stale; comments and docstrings do not count. A folder is built under another name and renamed when complete: what is killed halfway
+go stale; comments and docstrings do not count. They are read once, when this module is imported: a file edited under a running kernel must
+not give its name to what the old code computes. A folder is built under another name and renamed when complete: what is killed halfway
 never counts as done.
 """
 
@@ -12,7 +13,6 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import inspect
 import json
 import os
@@ -27,6 +27,13 @@ from faithlib import paths
 
 GROUND_FLOOR = {"faithlib", "faithlib.cache", "faithlib.memory", "faithlib.paths", "faithlib.progress", "faithlib.registry", "faithlib.shapes"}
 NUMERIC_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "lime", "scikit-learn")
+
+
+PACKAGE = Path(__file__).resolve().parent
+SOURCES = {  # module -> its source as this process loaded it
+    ".".join(("faithlib", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path.read_text(encoding="utf-8")
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 
 
 class CacheError(OSError):
@@ -67,11 +74,6 @@ def file_fingerprint(path: str | Path) -> str:
     return _file_digest(str(path), stat.st_size, stat.st_mtime_ns)
 
 
-def _module_file(name: str) -> Path | None:
-    found = importlib.util.find_spec(name)
-    return Path(found.origin) if found and found.origin else None
-
-
 def _without_docstrings(tree: ast.Module) -> str:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -83,19 +85,12 @@ def _without_docstrings(tree: ast.Module) -> str:
 def imports(name: str) -> set[str]:
     """The faithlib modules that a faithlib module imports directly."""
     found = set()
-    for node in ast.walk(ast.parse(_module_file(name).read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(SOURCES[name])):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {module for module in found if module.split(".")[0] == "faithlib" and _is_module(module)}
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+    return found & set(SOURCES)
 
 
 @functools.lru_cache(maxsize=64)
@@ -109,7 +104,7 @@ def source_fingerprint(*modules: str) -> str:
         name = todo.pop()
         if name in seen or name in GROUND_FLOOR:
             continue
-        seen[name] = hashlib.sha256(_without_docstrings(ast.parse(_module_file(name).read_text(encoding="utf-8"))).encode()).hexdigest()
+        seen[name] = hashlib.sha256(_without_docstrings(ast.parse(SOURCES[name])).encode()).hexdigest()
         todo.extend(imports(name))
     return digest(seen)
 
@@ -117,7 +112,7 @@ def source_fingerprint(*modules: str) -> str:
 def function_fingerprint(function: Callable) -> str:
     """Hash of where a function's code comes from: its module's reach inside the package, else its own source (or bytecode)."""
     module = getattr(function, "__module__", "")
-    if module.split(".")[0] == "faithlib":
+    if module in SOURCES:
         return source_fingerprint(module)
     try:
         return digest(inspect.getsource(function))
@@ -148,7 +143,9 @@ def folder(name: str, build: Callable[[Path], None]) -> Path:
     try:
         part.mkdir(parents=True)
     except OSError as error:
-        raise CacheError(f"cannot write the cache folder {paths.cache_root()} ({error.strerror}); set FAITHLIB_CACHE to a folder that can be written") from error
+        raise CacheError(
+            f"cannot write the cache folder {paths.cache_root()} ({error.strerror}); set FAITHLIB_CACHE to a folder that can be written"
+        ) from error
     try:
         build(part)
         (part / ".complete").touch()

@@ -134,7 +134,9 @@ def _check(table: pd.DataFrame, where: str) -> None:
             raise ValueError(f"{where}: {len(missing)} rows have no {column}; the first is row {missing[0]}")
     wrong = [row for row, text in enumerate(table["text"]) if not isinstance(text, str)]
     if wrong:
-        raise ValueError(f"{where}: the text column holds {type(table['text'].iloc[wrong[0]]).__name__} in row {wrong[0]} ({table['text'].iloc[wrong[0]]!r}), not texts")
+        raise ValueError(
+            f"{where}: the text column holds {type(table['text'].iloc[wrong[0]]).__name__} in row {wrong[0]} ({table['text'].iloc[wrong[0]]!r}), not texts"
+        )
 
 
 def _labels(column: pd.Series, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -160,7 +162,10 @@ def _split(table: pd.DataFrame, settings: DataSettings, where: str) -> dict[str,
     parts["train"] = parts["train"].iloc[: settings.n_train]
     for name, part in parts.items():
         if part["label"].nunique() < 2:
-            raise ValueError(f"{where}: the {name} split has {len(part)} texts and {part['label'].nunique()} class(es); {len(table)} texts are too few for n_validation={settings.n_validation}, n_test={settings.n_test}")
+            raise ValueError(
+                f"{where}: the {name} split has {len(part)} texts and {part['label'].nunique()} class(es); {len(table)} texts are too few for "
+                f"n_validation={settings.n_validation}, n_test={settings.n_test}"
+            )
     return parts
 
 
@@ -191,7 +196,7 @@ def _hub(asset: assets.HubAsset, text: str, label: str, splits: dict[str, str]) 
             try:
                 part = datasets.load_dataset(source, split=theirs, revision=revision)
             except (ConnectionError, OSError, ValueError) as error:
-                raise assets.MissingAsset(
+                raise assets.MissingAssetError(
                     f"data set {source!r} (split {theirs!r}, revision {revision}) could not be loaded: {error}\n"
                     f"with a network: python -c \"import datasets; datasets.load_dataset('{asset.repository}', revision='{revision}')\"; without one, set path to a local copy"
                 ) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
-class UnknownName(KeyError):
+class UnknownNameError(KeyError):
     """A name that no registry entry carries; the message names the value and the choices."""
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Registry(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._entries:
-            raise UnknownName(f"unknown {self.kind} {name!r}; choose from: {', '.join(self._entries)}")
+            raise UnknownNameError(f"unknown {self.kind} {name!r}; choose from: {', '.join(self._entries)}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

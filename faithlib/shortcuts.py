@@ -133,7 +133,7 @@ class ShortcutSettings:
     def __post_init__(self) -> None:
         if self.decoy_tokens not in ("indicators", "all"):
             raise ValueError(f"unknown decoy_tokens {self.decoy_tokens!r}; choose from: indicators, all")
-        if not (0 < self.synthetic_share and 0 <= self.decoy_share <= 1):
+        if not (self.synthetic_share > 0 and 0 <= self.decoy_share <= 1):
             raise ValueError(f"synthetic_share={self.synthetic_share} must be positive and decoy_share={self.decoy_share} between 0 and 1")
         if self.window < 1:
             raise ValueError(f"window={self.window}: two tokens are at least one word apart")
@@ -202,7 +202,9 @@ def mix(dataset: Dataset, settings: ShortcutSettings, seed: int) -> Mixed:
     rule = SHORTCUTS[settings.name]
     n = round(settings.synthetic_share * len(dataset.train))
     if n < 2:
-        raise ValueError(f"{dataset.name}: {len(dataset.train)} training texts x synthetic_share={settings.synthetic_share} give {n} synthetic examples; at least 2 are needed")
+        raise ValueError(
+            f"{dataset.name}: {len(dataset.train)} training texts x synthetic_share={settings.synthetic_share} give {n} synthetic examples; at least 2 are needed"
+        )
     rng = content_rng(seed, "sample", settings.name)
     chosen = rng.choice(len(dataset.train), size=n, replace=n > len(dataset.train))
     synthetic = synthesise([dataset.train[i] for i in chosen], settings, seed, "train")

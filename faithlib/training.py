@@ -27,7 +27,8 @@ class TrainingSettings:
 
     n_source: source training texts used (None: all). optimizer: ``adam`` or ``sgd`` (momentum 0.9). max_passes: over the training data;
     max_steps: optimizer steps (None: no limit of its own). evaluate_every: steps between evaluations (None: once per pass).
-    patience: evaluations without improvement after which training stops. solved: a validation set below this accuracy is on a plateau, and
+    patience: evaluations without improvement after which training stops; less than least_gain in mean accuracy is noise, not improvement (the
+    weights are kept all the same). solved: a validation set below this accuracy is on a plateau, and
     plateaus end: while one named in ``plateaus`` is below it, patience is not counted. precision: ``fp32`` or ``bf16`` (autocast).
     """
 
@@ -40,6 +41,7 @@ class TrainingSettings:
     max_steps: int | None = None
     evaluate_every: int | None = None
     patience: int = 2
+    least_gain: float = 0.0
     solved: float = 0.99
     plateaus: tuple[str, ...] = ("synthetic",)
     precision: str = "fp32"
@@ -56,9 +58,7 @@ class _Texts(torch.utils.data.Dataset):
 
     def __init__(self, classifier: TextClassifier, examples: Sequence[Example]):
         batch = classifier.encode([example.text for example in examples])
-        self.rows = [
-            {"input_ids": ids[:n].cpu(), "labels": example.label} for ids, n, example in zip(batch.ids, batch.lengths.tolist(), examples, strict=True)
-        ]
+        self.rows = [{"input_ids": ids[:n].cpu(), "labels": example.label} for ids, n, example in zip(batch.ids, batch.lengths.tolist(), examples, strict=True)]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -100,7 +100,7 @@ def fit(
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=settings.weight_decay,
-        optim="sgd" if settings.optimizer == "sgd" else "adamw_torch",
+        optim="sgd" if settings.optimizer == "sgd" else "adamw_torch_fused",
         optim_args="momentum=0.9" if settings.optimizer == "sgd" else None,
         eval_strategy="steps" if settings.evaluate_every else "epoch",
         eval_steps=settings.evaluate_every,
@@ -196,14 +196,16 @@ class _Watcher(TrainerCallback):
         on_plateau = any(metrics.get(name, 1.0) < self.settings.solved for name in self.settings.plateaus)
         # Weights that left the plateau are better than any that did not; among equals the mean decides.
         rank = (not on_plateau, mean)
-        improved = rank > max(((bool(row["solved"]), row["mean"]) for row in self.history), default=(False, -1.0))
+        best = max(((bool(row["solved"]), row["mean"]) for row in self.history), default=(False, -1.0))
+        improved = rank > best
+        gained = rank >= (best[0], best[1] + self.settings.least_gain) and improved
         row = {"pass": float(state.epoch), "step": float(state.global_step), **metrics, "mean": mean, "solved": float(not on_plateau)}
         if improved:
             target = Path(args.output_dir) / "best.pt"
             target.parent.mkdir(parents=True, exist_ok=True)
             torch.save(self.classifier.model.state_dict(), target.with_suffix(".part"))
             target.with_suffix(".part").rename(target)
-        waited = 0 if on_plateau or improved else int((self.history or [{"waited": 0}])[-1]["waited"]) + 1
+        waited = 0 if on_plateau or gained else int((self.history or [{"waited": 0}])[-1]["waited"]) + 1
         self.history.append({**row, "waited": float(waited)})
         state.log_history.append(self.history[-1])
         if waited >= self.settings.patience:

@@ -46,7 +46,8 @@ def _first_row(layer: nn.Module, hidden: Tensor, attend: Tensor | None) -> Tenso
     attention = layer.attention.self
     heads = (*hidden.shape[:1], -1, attention.num_attention_heads, attention.attention_head_size)
     query, key, value = (
-        projection(states).view(heads).transpose(1, 2) for projection, states in ((attention.query, hidden[:, :1]), (attention.key, hidden), (attention.value, hidden))
+        projection(states).view(heads).transpose(1, 2)
+        for projection, states in ((attention.query, hidden[:, :1]), (attention.key, hidden), (attention.value, hidden))
     )
     context = scaled_dot_product_attention(query, key, value, attn_mask=attend, scale=attention.scaling)
     context = context.transpose(1, 2).reshape(len(hidden), 1, -1)
@@ -84,10 +85,13 @@ def bert(settings: ModelSettings, texts: Sequence[str], markers: Sequence[str], 
             model = BertForSequenceClassification(config)
         else:
             with quiet():
-                model = AutoModelForSequenceClassification.from_pretrained(source, revision=revision, use_safetensors=True, dtype=torch.float32, **head, **dropouts)
+                model = AutoModelForSequenceClassification.from_pretrained(
+                    source, revision=revision, use_safetensors=True, dtype=torch.float32, **head, **dropouts
+                )
     except OSError as error:
-        raise assets.MissingAsset(
-            f"BERT weights {source!r} (revision {revision}) could not be loaded: {error}\nwith a network: hf download {source} --revision {revision or 'main'}; without one, set weights to a local folder or to 'packaged'"
+        raise assets.MissingAssetError(
+            f"BERT weights {source!r} (revision {revision}) could not be loaded: {error}\n"
+            f"with a network: hf download {source} --revision {revision or 'main'}; without one, set weights to a local folder or to 'packaged'"
         ) from error
     add_markers(tokenizer, list(markers))
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)

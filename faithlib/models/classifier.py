@@ -136,7 +136,9 @@ class TextClassifier:
             window = json.loads(saved.read_text())["window"]
         try:
             with quiet():
-                model, report = AutoModelForSequenceClassification.from_pretrained(source, revision=revision, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+                model, report = AutoModelForSequenceClassification.from_pretrained(
+                    source, revision=revision, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+                )
         except (OSError, ValueError) as error:
             raise ValueError(f"no sequence classifier could be loaded from {str(source)!r}: {error}") from error
         if report["missing_keys"]:
@@ -341,7 +343,9 @@ def check_single_tokens(tokenizer: PreTrainedTokenizerFast, markers: Sequence[st
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             if text == marker and len(ids) != 1:
                 pieces = tokenizer.convert_ids_to_tokens(ids)
-                raise ValueError(f"the tokenizer splits the marker {marker!r} into {pieces}; add it as a token (faithlib.models.classifier.add_markers) or choose another")
+                raise ValueError(
+                    f"the tokenizer splits the marker {marker!r} into {pieces}; add it as a token (faithlib.models.classifier.add_markers) or choose another"
+                )
             unknown = tokenizer.unk_token_id
         if ids[1:2] != tokenizer(marker, add_special_tokens=False)["input_ids"] or ids[1] == unknown:
             raise ValueError(f"the marker {marker!r} is not one token inside a text: {tokenizer.convert_ids_to_tokens(ids)}")

@@ -35,7 +35,17 @@ class LSTMConfig(PreTrainedConfig):
 
     model_type = "faithlib_lstm"
 
-    def __init__(self, vocab_size: int = 100, embedding_size: int = 50, hidden_size: int = 256, dropout: float = 0.5, word_dropout: float = 0.1, unk_token_id: int = 1, n_special: int = len(SPECIALS), **rest):
+    def __init__(
+        self,
+        vocab_size: int = 100,
+        embedding_size: int = 50,
+        hidden_size: int = 256,
+        dropout: float = 0.5,
+        word_dropout: float = 0.1,
+        unk_token_id: int = 1,
+        n_special: int = len(SPECIALS),
+        **rest,
+    ):
         super().__init__(**rest)
         self.vocab_size, self.embedding_size, self.hidden_size = vocab_size, embedding_size, hidden_size
         self.dropout, self.word_dropout, self.unk_token_id, self.n_special = dropout, word_dropout, unk_token_id, n_special
@@ -86,7 +96,9 @@ class LSTMForSequenceClassification(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embedding = value
 
-    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None, **_unused) -> SequenceClassifierOutput:
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None, **_unused
+    ) -> SequenceClassifierOutput:
         if inputs_embeds is None:
             if self.training and self.config.word_dropout:
                 dropped = (torch.rand(input_ids.shape, device=input_ids.device) < self.config.word_dropout) & (input_ids >= self.config.n_special)
@@ -139,7 +151,9 @@ def word_tokenizer(vocabulary: Sequence[str], window: int) -> PreTrainedTokenize
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(WORD), behavior="isolated")])
     backend.post_processor = processors.TemplateProcessing(single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", bos_token="[BOS]", eos_token="[EOS]", model_max_length=window)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", bos_token="[BOS]", eos_token="[EOS]", model_max_length=window
+    )
 
 
 def _vectors(weights: str, size: int) -> tuple[list[str], np.ndarray]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from faithlib.models.classifier import Batch, TextClassifier
-from faithlib.registry import Registry, UnknownName, import_siblings
+from faithlib.registry import Registry, UnknownNameError, import_siblings
 
 SALIENCE: Registry = Registry("salience family")
 Answer = Mapping["Configuration", Tensor | tuple[Tensor, Mapping[str, Tensor]]]
@@ -63,7 +63,9 @@ class Family:
         """Those that this model can answer: its tokens exist, and its head has a probability where one is asked for."""
         special = {"unk", "pad", "mask"} - set(model.special_ids)
         return tuple(
-            c for c in self.configurations if not special & {c.get("baseline"), c.get("mask")} and not (model.head == "regression" and c.get("of") == "probability")
+            c
+            for c in self.configurations
+            if not special & {c.get("baseline"), c.get("mask")} and not (model.head == "regression" and c.get("of") == "probability")
         )
 
 
@@ -101,7 +103,7 @@ class Explanation:
 def configurations_of(model: TextClassifier, methods: str | Iterable[str]) -> dict[str, list[Configuration]]:
     """Family -> configurations, from the names of families, of methods, or whole configurations.
 
-    A family or method name stands for all of its configurations that the model can answer. Raises UnknownName with the choices.
+    A family or method name stands for all of its configurations that the model can answer. Raises UnknownNameError with the choices.
     """
     chosen: dict[str, list[Configuration]] = {}
     for name in [methods] if isinstance(methods, str) else methods:
@@ -112,7 +114,7 @@ def configurations_of(model: TextClassifier, methods: str | Iterable[str]) -> di
             owners = [f for f in SALIENCE.values() if any(c.method == wanted.method for c in f.configurations)]
             if not owners:
                 known = dict.fromkeys([*SALIENCE, *(c.method for f in SALIENCE.values() for c in f.configurations)])
-                raise UnknownName(f"unknown salience method {wanted.method!r}; choose from: {', '.join(known)}")
+                raise UnknownNameError(f"unknown salience method {wanted.method!r}; choose from: {', '.join(known)}")
             family = owners[0].name
             found = [c for c in owners[0].available(model) if c.method == wanted.method] if not wanted.options else [_complete(wanted, owners[0])]
         chosen.setdefault(family, []).extend(c for c in found if c not in chosen.get(family, []))
@@ -158,7 +160,9 @@ def explain(
             answer, remarks = answers[configuration] if isinstance(answers[configuration], tuple) else (answers[configuration], {})
             answer = answer.detach().cpu().float()
             if answer.shape != rankable.shape:
-                raise ValueError(f"salience family {family!r} returned scores of shape {tuple(answer.shape)} for {configuration}; the batch has {tuple(rankable.shape)}")
+                raise ValueError(
+                    f"salience family {family!r} returned scores of shape {tuple(answer.shape)} for {configuration}; the batch has {tuple(rankable.shape)}"
+                )
             for row in range(len(batch)):
                 scores[row][str(configuration)] = answer[row][rankable[row]].numpy()
                 notes[row][str(configuration)] = {name: float(values[row]) for name, values in remarks.items()}

@@ -41,7 +41,14 @@ def path_contributions(model: TextClassifier, row: Batch, x: Tensor, b: Tensor, 
     return {of: torch.cat(parts) for of, parts in found.items()}
 
 
-@salience(*[f"integrated_gradients;baseline={baseline};of={of};steps={steps}" for baseline in ("zero", "unk", "pad", "mask") for of in ("logit", "probability") for steps in (100, 1000)])
+@salience(
+    *[
+        f"integrated_gradients;baseline={baseline};of={of};steps={steps}"
+        for baseline in ("zero", "unk", "pad", "mask")
+        for of in ("logit", "probability")
+        for steps in (100, 1000)
+    ]
+)
 def integrated_gradients(model, batch, target, configurations, seed):
     """Scores (batch, token), signed towards the target. Note ``completeness_gap``: Σ s_i - (g(x) - g(b)), 0 for an exact integral."""
     rows: dict = {configuration: [] for configuration in configurations}

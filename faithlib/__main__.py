@@ -1,0 +1,3 @@
+from faithlib.cli import main
+
+main()

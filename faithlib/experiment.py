@@ -1,0 +1,425 @@
+"""One cell is a data set, a shortcut, a model and a seed. This module says what a cell yields, and keeps finished work.
+
+Every function takes the same frozen ``Experiment``, so each notebook calls what it needs and the cache makes the second call free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pandas as pd
+import torch
+
+from faithlib import cache, faithfulness
+from faithlib.assets import PACKAGES, local_file
+from faithlib.data import Dataset, DataSettings, cut, load
+from faithlib.models import MODELS, ModelSettings
+from faithlib.models.classifier import TextClassifier
+from faithlib.progress import Meter
+from faithlib.salience import SALIENCE, Configuration, Family, configurations_of, explain
+from faithlib.shortcuts import SHORTCUTS, Markers, Mixed, ShortcutSettings, check_markers, mix
+from faithlib.training import TrainingSettings, correct, fit
+
+PASSES_PER_PART = 6000  # forward passes after which finished scores are written to the cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a run is about. models: name -> how it is built and trained, as pairs; shortcut: settings that all ``shortcuts`` share."""
+
+    data: DataSettings = dataclasses.field(default_factory=DataSettings)
+    shortcuts: tuple[str, ...] = ("single_token", "token_in_context", "ordered_pair")
+    shortcut: ShortcutSettings = dataclasses.field(default_factory=ShortcutSettings)
+    models: tuple[tuple[str, ModelSettings, TrainingSettings], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.shortcuts:
+            SHORTCUTS[name]
+        for name, model, _ in self.models:
+            MODELS[model.family]
+            if self.model_names.count(name) > 1:
+                raise ValueError(f"two models are called {name!r}; give them different names")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _, _ in self.models)
+
+    def model(self, name: str) -> tuple[ModelSettings, TrainingSettings]:
+        for known, model, training in self.models:
+            if known == name:
+                return model, training
+        raise KeyError(f"unknown model {name!r}; choose from: {', '.join(self.model_names)}")
+
+    def rule(self, name: str) -> ShortcutSettings:
+        """The settings of one shortcut of this experiment."""
+        return dataclasses.replace(self.shortcut, name=SHORTCUTS[name].name)
+
+
+def parse(kind: type, text: str, **given: Any) -> Any:
+    """Settings from a line of ``name=value`` pairs, as a notebook's parameters cell writes them; quotes protect a space.
+
+    ``parse(DataSettings, "name=local_file path='my texts.csv'")``. Raises ValueError naming the setting, the value and the choices.
+    """
+    hints = get_type_hints(kind)
+    fields = {field.name for field in dataclasses.fields(kind)} - {"options"}
+    settings, options = dict(given), []
+    for pair in shlex.split(text):
+        name, equals, value = pair.partition("=")
+        if equals and name in fields:
+            settings[name] = _value(hints[name], value, f"{kind.__name__} {name}")
+        elif equals and "options" in hints:
+            options.append((name, _value(int | float | str, value, name)))
+        else:
+            raise ValueError(f"{kind.__name__} has no setting {pair!r}; write name=value with a name of: {', '.join(sorted(fields))}")
+    return kind(**settings, **({"options": tuple(options)} if options else {}))
+
+
+def _value(hint: Any, text: str, where: str) -> Any:
+    if hint is Markers:
+        parts = text.split(",")
+        if len(parts) != 3:
+            raise ValueError(f"{where}={text!r}: write three markers, zero,one,context")
+        return Markers(*parts)
+    kinds = get_args(hint) or (hint,)
+    if text == "all" and type(None) in kinds:
+        return None
+    if str(hint).startswith("tuple"):
+        return tuple(filter(None, text.split(",")))
+    for kind in kinds:
+        if kind in (int, float, str):
+            with contextlib.suppress(ValueError):
+                if not (kind is int and text.strip().startswith("0") and len(text) > 1):  # 01 is a slip, not a one
+                    return kind(text)
+    expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+    raise ValueError(f"{where}={text!r} is not {expected}{', or all' if type(None) in kinds else ''}")
+
+
+def from_parameters(data: str, shortcuts: str, shortcut: str, models: str, seed: int, settings: Mapping[str, tuple[str, str]]) -> Experiment:
+    """The experiment of a parameters cell. settings: model name -> (how it is built, how it is trained), each a line for :func:`parse`."""
+    chosen = []
+    for name in models.split():
+        if name not in settings:
+            raise ValueError(f"unknown model {name!r}; choose from: {', '.join(settings)}")
+        build, train = settings[name]
+        chosen.append((name, parse(ModelSettings, build, **({} if "family=" in build else {"family": name})), parse(TrainingSettings, train)))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed={seed!r} is not a whole number")
+    return Experiment(parse(DataSettings, data), tuple(shortcuts.split()), parse(ShortcutSettings, shortcut), tuple(chosen), seed)
+
+
+# Data
+
+
+def _build(experiment: Experiment, name: str, texts: Sequence[str]) -> TextClassifier:
+    return MODELS[experiment.model(name)[0].family](experiment.model(name)[0], texts, list(experiment.shortcut.markers))
+
+
+@functools.lru_cache(maxsize=4)
+def texts(experiment: Experiment) -> Dataset:
+    """The data set, cut to the shortest window of the experiment's models with room for the planted tokens, so that all see the same texts.
+
+    ``notes`` counts the texts that lost words. Raises ValueError for a marker that occurs in the data, before anything is trained.
+    """
+    dataset = load(experiment.data)
+    splits = {name: getattr(dataset, name) for name in ("train", "validation", "test")}
+    check_markers(experiment.shortcut.markers, [example.text for examples in splits.values() for example in examples])
+    room = max(SHORTCUTS[name].n_evidence for name in experiment.shortcuts)
+
+    def write(folder: Path) -> None:
+        kept = {split: [len(example.words) for example in examples] for split, examples in splits.items()}
+        for name, model, _ in experiment.models:
+            classifier = _build(experiment, name, [example.text for example in dataset.train[:1000]])
+            for split, examples in splits.items():
+                shorter, _ = cut(examples, model.window - room, classifier.count_tokens)
+                kept[split] = [min(old, len(example.words)) for old, example in zip(kept[split], shorter, strict=True)]
+        (folder / "kept.json").write_text(json.dumps(kept))
+
+    models = [[model.family, model.weights, model.window, _weights_fingerprint(model)] for _, model, _ in experiment.models]
+    key = cache.key(
+        "texts", [experiment.data, experiment.shortcut.markers, room, models], experiment.data.fingerprint(), *_sources(experiment, "faithlib.data")
+    )
+    kept = json.loads((cache.folder(key, write) / "kept.json").read_text())
+    parts = {
+        split: tuple(dataclasses.replace(example, words=example.words[:n]) for example, n in zip(examples, kept[split], strict=True))
+        for split, examples in splits.items()
+    }
+    n_cut = sum(len(new.words) < len(old.words) for split, examples in splits.items() for new, old in zip(parts[split], examples, strict=True))
+    return dataclasses.replace(dataset, **parts, notes={**dataset.notes, "cut": n_cut})
+
+
+def source(experiment: Experiment, model: str) -> Dataset:
+    """The texts that this model is trained on: ``n_source`` of the training split; validation and test are everybody's."""
+    dataset = texts(experiment)
+    return dataclasses.replace(dataset, train=dataset.train[: experiment.model(model)[1].n_source])
+
+
+@functools.lru_cache(maxsize=16)
+def mixed(experiment: Experiment, shortcut: str, model: str) -> Mixed:
+    """The shortcut mixed into this model's texts. The synthetic test set is the same for every model."""
+    return mix(source(experiment, model), experiment.rule(shortcut), experiment.seed)
+
+
+# Models
+
+
+def _weights_fingerprint(model: ModelSettings) -> str:
+    if model.weights == "packaged":
+        return cache.digest(PACKAGES)
+    if model.weights in ("random", "hub") or not Path(model.weights).expanduser().exists():
+        return model.weights
+    return cache.file_fingerprint(local_file(model.weights, "weights"))
+
+
+def _sources(experiment: Experiment, *modules: str) -> tuple[str, ...]:
+    families = {cache.function_fingerprint(MODELS[model.family]) for _, model, _ in experiment.models}
+    return (cache.source_fingerprint(*modules), *sorted(families))
+
+
+def _classifier_key(experiment: Experiment, model: str, shortcut: str | None) -> str:
+    """A source model does not depend on the shortcut: it is trained once per data set, model and seed."""
+    build, train = experiment.model(model)
+    rule = [experiment.rule(shortcut), cache.function_fingerprint(SHORTCUTS[shortcut].plant)] if shortcut else [experiment.shortcut.markers]
+    windows = sorted([[m.family, m.weights, m.window] for _, m, _ in experiment.models])
+    room = max(SHORTCUTS[name].n_evidence for name in experiment.shortcuts)
+    settings = [experiment.data, rule, build, train, experiment.seed, windows, room]
+    fingerprints = [
+        experiment.data.fingerprint(),
+        _weights_fingerprint(build),
+        cache.source_fingerprint("faithlib.training", "faithlib.shortcuts"),
+        cache.function_fingerprint(MODELS[build.family]),
+    ]
+    return cache.key(f"model-{model}-{shortcut or 'source'}", settings, *fingerprints)
+
+
+def device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@functools.lru_cache(maxsize=8)
+def classifier(experiment: Experiment, model: str, shortcut: str | None) -> TextClassifier:
+    """The trained classifier: on mixed data, or on source data alone where ``shortcut`` is None."""
+    key = _classifier_key(experiment, model, shortcut)
+
+    def build(folder: Path) -> None:
+        data = source(experiment, model)
+        validations = {"source": data.validation}
+        train = data.train
+        if shortcut:
+            train = mixed(experiment, shortcut, model).train
+            validations["synthetic"] = mixed(experiment, shortcut, model).synthetic_validation
+        with torch.random.fork_rng():
+            torch.manual_seed(experiment.seed)
+            fresh = _build(experiment, model, [example.text for example in data.train])
+            fresh.model.to(device())
+            label = f"training {model}, {(shortcut or 'source data').replace('_', ' ')}"
+            history = fit(fresh, train, validations, experiment.model(model)[1], experiment.seed, cache.scratch(key), label)
+        fresh.save(folder)
+        pd.DataFrame(history).to_csv(folder / "history.csv", index=False)
+
+    found = TextClassifier.load(cache.folder(key, build))
+    found.model.to(device())
+    return found
+
+
+def history(experiment: Experiment, model: str, shortcut: str | None) -> pd.DataFrame:
+    """How the training went: one row per evaluation, accuracies on the validation sets."""
+    classifier(experiment, model, shortcut)
+    return pd.read_csv(cache.folder(_classifier_key(experiment, model, shortcut), lambda _: None) / "history.csv")
+
+
+@functools.lru_cache(maxsize=64)
+def _right(experiment: Experiment, model: str, trained_on: str | None, tested_on: str | None) -> np.ndarray:
+    """Whether each test example is classified right; ``None`` stands for source data."""
+    key = cache.key(
+        f"right-{model}",
+        [_classifier_key(experiment, model, trained_on), experiment.rule(tested_on) if tested_on else None],
+        cache.source_fingerprint("faithlib.training", "faithlib.shortcuts"),
+    )
+
+    def build(folder: Path) -> None:
+        examples = mixed(experiment, tested_on, model).synthetic_test if tested_on else texts(experiment).test
+        np.save(folder / "right.npy", correct(classifier(experiment, model, trained_on), examples))
+
+    return np.load(cache.folder(key, build) / "right.npy")
+
+
+def verify(experiment: Experiment, thresholds: faithfulness.Thresholds = faithfulness.THRESHOLDS) -> pd.DataFrame:
+    """One row per shortcut and model: does the mixed model provably use the planted tokens, and the source model not? See ``faithfulness.verification``."""
+    rows = []
+    for model in experiment.model_names:
+        for shortcut in experiment.shortcuts:
+            arrays = [_right(experiment, model, *pair) for pair in ((None, None), (shortcut, None), (shortcut, shortcut), (None, shortcut))]
+            where = {"dataset": texts(experiment).name, "shortcut": shortcut, "model": model, "seed": experiment.seed}
+            rows.append({**where, **faithfulness.verification(*arrays, thresholds)})
+    return pd.DataFrame(rows)
+
+
+# Salience
+
+
+def plan(lines: str) -> tuple[tuple[str, int], ...]:
+    """How many examples each configuration gets, from ``pattern:n`` words: ``gradient:300 integrated_gradients;steps=100:24``.
+
+    A pattern is a family or method, with any of its options; a configuration takes the n of the last pattern that matches it.
+    """
+    result = []
+    for word in lines.split():
+        pattern, colon, n = word.rpartition(":")
+        if not colon or not n.isdigit():
+            raise ValueError(f"cannot read {word!r}; write pattern:n, for example gradient:300 or lime;samples=100:24")
+        Configuration.parse(pattern)
+        result.append((pattern, int(n)))
+    return tuple(result)
+
+
+def examples_per_configuration(classifier: TextClassifier, wanted: Sequence[tuple[str, int]]) -> dict[str, dict[Configuration, int]]:
+    """Family -> configuration -> number of examples, for the configurations that this model can answer."""
+    result: dict[str, dict[Configuration, int]] = {}
+    for pattern, n in wanted:
+        asked = Configuration.parse(pattern)
+        for family, found in configurations_of(classifier, [asked.method]).items():
+            matching = [c for c in found if set(asked.options) <= set(c.options)]
+            if not matching and not _elsewhere(SALIENCE[family], asked):
+                raise ValueError(f"no configuration matches {pattern!r}; choose from: {', '.join(map(str, found))}")
+            result.setdefault(family, {}).update(dict.fromkeys(matching, n))
+    return {family: {c: n for c, n in found.items() if n} for family, found in result.items()}
+
+
+def _elsewhere(family: Family, asked: Configuration) -> bool:
+    """True where another model could answer the pattern (this one has no mask token, say)."""
+    return any(asked.method in (c.method, family.name) and set(asked.options) <= set(c.options) for c in family.configurations)
+
+
+def passes(configurations: Sequence[Configuration]) -> int:
+    """Forward passes per text, about: integration steps and perturbations that are not shared."""
+    steps: dict[Any, int] = {}
+    for c in configurations:
+        group = (c.method, c.get("baseline"), c.get("mask"))
+        steps[group] = max(steps.get(group, 1), int(c.get("steps", 1)), int(c.get("samples", 1)))
+    return sum(steps.values())
+
+
+def scores(experiment: Experiment, shortcut: str, model: str, wanted: Sequence[tuple[str, int]], role: str = "mixed") -> pd.DataFrame:
+    """The tidy table: one row per example of the synthetic test set, method and configuration.
+
+    role: ``mixed`` explains the model that uses the shortcut, ``source`` the one that does not (the false-alarm control). wanted: see :func:`plan`.
+    Columns: dataset, shortcut, model, seed, role, example, method, config, label, predicted, n_tokens, tokens, evidence (token positions),
+    scores, precision_at_k, rank, all_equal, completeness_gap, r2.
+    """
+    if role not in ("mixed", "source"):
+        raise ValueError(f"unknown role {role!r}; choose from: mixed, source")
+    explained = classifier(experiment, model, shortcut if role == "mixed" else None)
+    chosen = examples_per_configuration(explained, wanted)
+    tables = []
+    total = sum(passes([c for c in counts if counts[c] >= end]) * (end - start) for counts in chosen.values() for start, end in _ranges(counts))
+    with Meter(total, f"explaining {model}, {shortcut.replace('_', ' ')}") as meter:
+        for family, counts in chosen.items():
+            for start, end in _ranges(counts):
+                configurations = [c for c in counts if counts[c] >= end]
+                size = max(1, PASSES_PER_PART // passes(configurations))
+                for first in range(start, end, size):
+                    tables.append(_part(experiment, shortcut, model, role, family, configurations, first, min(first + size, end)))
+                    meter.update(passes(configurations) * (min(first + size, end) - first))
+    return faithfulness.score(pd.concat(tables, ignore_index=True)) if tables else pd.DataFrame()
+
+
+def _ranges(counts: Mapping[Configuration, int]) -> list[tuple[int, int]]:
+    bounds = [0, *sorted(set(counts.values()))]
+    return list(itertools.pairwise(bounds))
+
+
+def _part(
+    experiment: Experiment, shortcut: str, model: str, role: str, family: str, configurations: Sequence[Configuration], first: int, last: int
+) -> pd.DataFrame:
+    explained_key = _classifier_key(experiment, model, shortcut if role == "mixed" else None)
+    settings = [explained_key, experiment.rule(shortcut), family, sorted(map(str, configurations)), first, last]
+    function = SALIENCE[family].function
+    key = cache.key(f"scores-{family}", settings, cache.function_fingerprint(function), cache.source_fingerprint("faithlib.salience", "faithlib.shortcuts"))
+
+    def build(folder: Path) -> None:
+        examples = mixed(experiment, shortcut, model).synthetic_test[first:last]
+        found = explain(classifier(experiment, model, shortcut if role == "mixed" else None), examples, list(map(str, configurations)), seed=experiment.seed)
+        rows = []
+        for number, (example, explanation) in enumerate(zip(examples, found, strict=True), start=first):
+            evidence = [explanation.word.index(word) for word in example.evidence if explanation.word.count(word) == 1]
+            if len(evidence) != len(example.evidence):
+                raise ValueError(f"example {number}: a planted token is not exactly one token of {model}; text: {example.text[:80]!r}")
+            for c in configurations:
+                rows.append(
+                    {
+                        "example": number,
+                        "method": c.method,
+                        "config": c.config,
+                        "label": example.label,
+                        "predicted": explanation.predicted,
+                        "n_tokens": len(explanation.tokens),
+                        "tokens": list(explanation.tokens),
+                        "evidence": evidence,
+                        "scores": explanation.scores[str(c)].tolist(),
+                        **{note: explanation.notes[str(c)].get(note, np.nan) for note in ("completeness_gap", "r2")},
+                    }
+                )
+        pd.DataFrame(rows).to_parquet(folder / "scores.parquet", index=False)
+
+    table = pd.read_parquet(cache.folder(key, build) / "scores.parquet")
+    where = {"dataset": texts(experiment).name, "shortcut": shortcut, "model": model, "seed": experiment.seed, "role": role}
+    return pd.DataFrame({**{name: [value] * len(table) for name, value in where.items()}, **table.to_dict("series")})
+
+
+def verified_pairs(experiment: Experiment) -> list[tuple[str, str]]:
+    """(shortcut, model) of the pairs that passed verification; the others are shown as failed and score nothing."""
+    table = verify(experiment)
+    return [(row.shortcut, row.model) for row in table.itertuples() if row.verified]
+
+
+def all_scores(experiment: Experiment, wanted: Mapping[str, str], extra: Mapping[str, Mapping[str, str]] | None = None, role: str = "mixed") -> pd.DataFrame:
+    """:func:`scores` of every verified pair in one table.
+
+    wanted: model -> plan line. extra: shortcut -> model -> a plan line that is added there (configurations that are asked on one shortcut only).
+    """
+    tables = []
+    for shortcut, model in verified_pairs(experiment):
+        line = " ".join([wanted[model], (extra or {}).get(shortcut, {}).get(model, "")])
+        tables.append(scores(experiment, shortcut, model, plan(line), role))
+    if not tables:
+        raise ValueError("no pair of models passed verification, so there is nothing to score; see experiment.verify")
+    return pd.concat(tables, ignore_index=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """An experiment and how many examples each configuration gets, as a parameters cell gives them."""
+
+    experiment: Experiment
+    examples: Mapping[str, str]
+    extra: Mapping[str, Mapping[str, str]]
+    control: Mapping[str, str]
+
+
+def from_notebook(values: Mapping[str, Any]) -> RunSettings:
+    """The settings in a notebook's parameters: ``data``, ``shortcuts``, ``shortcut``, ``models``, ``seed``; per model ``<name>``, ``<name>_training``,
+    ``<name>_examples``, ``<name>_control``; ``long_on`` and ``<name>_long``: the shortcut that gets the expensive configurations too, and which."""
+    names = str(values["models"]).split()
+    missing = [f"{name}{end}" for name in names for end in ("", "_training", "_examples", "_control", "_long") if f"{name}{end}" not in values]
+    if missing:
+        raise ValueError(f"the parameters name the model {names[0] if len(names) == 1 else ', '.join(names)} but do not declare {missing[0]!r}")
+    settings = {name: (values[name], values[f"{name}_training"]) for name in names}
+    experiment = from_parameters(values["data"], values["shortcuts"], values["shortcut"], values["models"], values["seed"], settings)
+    per_model = {end: {name: values[f"{name}_{end}"] for name in names} for end in ("examples", "long", "control")}
+    return RunSettings(experiment, per_model["examples"], {values["long_on"]: per_model["long"]} if values["long_on"] else {}, per_model["control"])
+
+
+def everything(run: RunSettings, role: str = "mixed") -> pd.DataFrame:
+    """The whole tidy table of a run: on the mixed models as many examples as planned, on the source models those of the control."""
+    return all_scores(run.experiment, run.examples, run.extra) if role == "mixed" else all_scores(run.experiment, run.control, role="source")

@@ -1,0 +1,251 @@
+"""Execute the notebooks of a profile and leave a report: executed notebooks, HTML, figures, tables, an index."""
+
+from __future__ import annotations
+
+import html
+import logging
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import yaml
+
+from faithlib import cache, paths
+
+QUICK = "quick"  # the notebooks' own defaults; it has no folder of parameters
+
+
+class ReportError(RuntimeError):
+    """A report that could not be made; the message names the notebook, and the cell or the parameter."""
+
+
+def notebooks(only: Sequence[str] = ()) -> list[Path]:
+    """The sections of the report in reading order; ``only`` keeps those whose name starts with one of these."""
+    found = sorted(path for path in paths.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    chosen = [path for path in found if not only or any(path.stem.startswith(start) for start in only)]
+    if not chosen:
+        raise ReportError(f"no notebook starts with {', '.join(only)} in {paths.NOTEBOOKS}; choose from: {', '.join(path.stem for path in found) or 'none'}")
+    return chosen
+
+
+def profiles() -> list[str]:
+    return [QUICK, *sorted(path.name for path in paths.PARAMS.iterdir() if path.is_dir())]
+
+
+def declared(notebook: Path) -> dict[str, Any]:
+    """Parameter -> default, from the notebook's parameters cell (literals only)."""
+    import ast
+
+    cells = [cell for cell in nbformat.read(notebook, 4).cells if "parameters" in cell.metadata.get("tags", [])]
+    if len(cells) != 1:
+        raise ReportError(f"{notebook.name}: {len(cells)} cells are tagged 'parameters'; a section has one")
+    result = {}
+    for node in ast.parse(cells[0].source).body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            raise ReportError(f"{notebook.name}: line {node.lineno} of the parameters cell is not 'name: type = literal'")
+        result[node.target.id] = ast.literal_eval(node.value)
+    return result
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if not isinstance(values, dict):
+        raise ReportError(f"{path.relative_to(paths.ROOT)}: write 'name: value' lines, not a {type(values).__name__}")
+    return values
+
+
+def parameters(profile: str, notebook: Path) -> dict[str, Any]:
+    """What the profile changes in this notebook: ``_shared.yaml`` where the notebook declares the key, and its own YAML.
+
+    Raises ReportError for an unknown profile or key, and for a value whose type is not the default's.
+    """
+    if profile not in profiles():
+        raise ReportError(f"unknown profile {profile!r}; choose from: {', '.join(profiles())}")
+    known = declared(notebook)
+    if profile == QUICK:
+        return {}
+    folder = paths.PARAMS / profile
+    own = _read_yaml(folder / f"{notebook.stem}.yaml")
+    unknown = sorted(set(own) - set(known))
+    if unknown:
+        raise ReportError(f"params/{profile}/{notebook.stem}.yaml: {notebook.name} has no parameter {unknown[0]!r}; choose from: {', '.join(known)}")
+    values = {**{name: value for name, value in _read_yaml(folder / "_shared.yaml").items() if name in known}, **own, "profile": profile}
+    for name, value in values.items():
+        if type(value) is not type(known[name]):
+            raise ReportError(
+                f"params/{profile}: {name} = {value!r} is a {type(value).__name__}; {notebook.name} declares a {type(known[name]).__name__} ({known[name]!r})"
+            )
+    return values
+
+
+def _code_fingerprint() -> str:
+    return cache.digest(cache.SOURCES)
+
+
+def _fingerprint(notebook: Path, values: dict[str, Any]) -> str:
+    cells = [[cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))] for cell in nbformat.read(notebook, 4).cells]
+    data = values.get("data") or declared(notebook).get("data", "")
+    local = [part.partition("=")[2] for part in str(data).split() if part.startswith("path=")]
+    files = [cache.file_fingerprint(path) for path in local if Path(path).exists()]
+    return cache.digest(cells, values, _code_fingerprint(), cache.versions(), files)
+
+
+def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
+    """Execute what has changed, in reading order, and write the index. Returns the report's folder.
+
+    A notebook is executed into ``*.part.ipynb`` and renamed when all of its cells ran; a cell that fails raises ReportError with notebook and
+    cell, and leaves the part for reading.
+    """
+    folder = paths.report_root(profile)
+    chosen = notebooks(only)
+    values = {notebook: parameters(profile, notebook) for notebook in chosen}  # all of them checked before any runs
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot write the report folder {folder} ({error.strerror}); set FAITHLIB_REPORT to a folder that can be written") from error
+    n_run = 0
+    for notebook in chosen:
+        target = folder / notebook.name
+        fingerprint = _fingerprint(notebook, values[notebook])
+        if _is_current(target, fingerprint):
+            say(f"{notebook.stem}: unchanged")
+            continue
+        started = time.monotonic()
+        say(f"{notebook.stem}: running")
+        _execute(notebook, target, values[notebook], folder, fingerprint)
+        _export_html(target)
+        n_run += 1
+        say(f"{notebook.stem}: done in {time.monotonic() - started:.0f} s")
+    write_index(profile, folder)
+    say(f"{n_run} of {len(chosen)} notebooks executed, the others had not changed" if n_run < len(chosen) else f"{n_run} notebooks executed")
+    say(f"read {folder / 'index.html'}")
+    return folder
+
+
+def _is_current(target: Path, fingerprint: str) -> bool:
+    if not target.is_file() or not target.with_suffix(".html").is_file():
+        return False
+    recorded = nbformat.read(target, 4).metadata.get("faithlib", {})
+    return recorded.get("fingerprint") == fingerprint and all((target.parent / name).is_file() for name in recorded.get("files", []))
+
+
+def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path, fingerprint: str) -> None:
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    part = target.with_suffix(".part.ipynb")
+    before = _files(folder)
+    os.environ["FAITHLIB_REPORT"] = str(folder)
+    os.environ["FAITHLIB_ROOT"] = str(paths.ROOT)
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            papermill.execute_notebook(
+                str(notebook), str(part), values or None, cwd=str(paths.NOTEBOOKS), kernel_name="python3", progress_bar=True, autosave_cell_every=60
+            )
+    except PapermillExecutionError as error:
+        raise ReportError(
+            f"{notebook.name}, cell {error.exec_count or error.cell_index}: {error.ename}: {error.evalue}\nthe notebook up to there: {part}"
+        ) from error
+    document = nbformat.read(part, 4)
+    document.metadata["faithlib"] = {
+        "fingerprint": fingerprint,
+        "files": sorted(name for name, changed in _files(folder).items() if before.get(name) != changed),
+    }
+    nbformat.write(document, part)
+    part.rename(target)
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for sub in ("figures", "tables") for path in (folder / sub).glob("*.*")}
+
+
+def _export_html(executed: Path) -> None:
+    """One static page: images and styles inside, no script fetched from anywhere."""
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(template_name="classic", embed_images=True, mathjax_url="", require_js_url="", jquery_url="", mermaid_js_url="")
+    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
+    body, _ = exporter.from_filename(str(executed))
+    part = executed.with_suffix(".html.part")
+    part.write_text(body, encoding="utf-8")
+    part.rename(executed.with_suffix(".html"))
+
+
+def title(notebook: Path) -> str:
+    """The notebook's first heading."""
+    for cell in nbformat.read(notebook, 4).cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("# "):
+            return cell.source.splitlines()[0][2:].strip()
+    return notebook.stem
+
+
+def write_index(profile: str, folder: Path) -> None:
+    """``index.html``: links to every executed notebook, figure and table."""
+    sections = "".join(
+        f'<li><a href="{path.stem}.html">{html.escape(path.stem[:2])} {html.escape(title(path))}</a> <small>(<a href="{path.name}">notebook</a>)</small></li>'
+        for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+        if ".part" not in path.name
+    )
+    figures = "".join(
+        f'<figure><a href="figures/{p.stem}.svg"><img src="figures/{p.name}" alt="{html.escape(p.stem)}"></a><figcaption>'
+        f'{html.escape(p.stem.replace("_", " "))} · <a href="figures/{p.stem}.svg">SVG</a> · <a href="figures/{p.stem}.csv">numbers</a></figcaption></figure>'
+        for p in sorted((folder / "figures").glob("*.png"))
+    )
+    tables = "".join(f'<li><a href="tables/{p.name}">{html.escape(p.stem.replace("_", " "))}</a></li>' for p in sorted((folder / "tables").glob("*.csv")))
+    page = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>faithlib, {html.escape(profile)} report</title>
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}
+img{{max-width:100%;border:1px solid #ddd}}figure{{margin:1.5rem 0}}figcaption,small{{color:#666}}</style>
+<h1>Which highlight can you trust?</h1><p>The {html.escape(profile)} report: evidence is planted in real text, classifiers are trained to use it, and every salience method is asked where it is.</p>
+<h2>Sections</h2><ul>{sections}</ul><h2>Figures</h2>{figures}<h2>Tables</h2><ul>{tables}</ul></html>"""
+    part = folder / "index.html.part"
+    part.write_text(page, encoding="utf-8")
+    part.rename(folder / "index.html")
+
+
+def warm(profile: str, say=print) -> None:
+    """Fill the cache with all that the profile's notebooks ask for, with progress in the terminal, so that executing them is quick."""
+    from faithlib import experiment
+
+    last = notebooks(["99"])[0]
+    values = {**declared(last), **parameters(profile, last)}
+    run_settings = experiment.from_notebook(values)
+    for model in run_settings.experiment.model_names:
+        for shortcut in (None, *run_settings.experiment.shortcuts):
+            experiment.classifier(run_settings.experiment, model, shortcut)
+            say(f"{model}, {(shortcut or 'source data').replace('_', ' ')}: trained")
+    say(f"{len(experiment.verified_pairs(run_settings.experiment))} pairs verified")
+    for role in ("mixed", "source"):
+        experiment.everything(run_settings, role)
+        say(f"{role} models explained")
+
+
+def store(profile: str = QUICK) -> None:
+    """Put the executed notebooks' outputs into ``notebooks/``, for readers of the repository."""
+    folder = paths.report_root(profile)
+    for notebook in notebooks():
+        executed, source = folder / notebook.name, nbformat.read(notebook, 4)
+        if not _is_current(executed, _fingerprint(notebook, parameters(profile, notebook))):
+            raise ReportError(f"{executed} is not of the present sources; run the report first")
+        outputs = {cell.id: cell for cell in nbformat.read(executed, 4).cells if cell.cell_type == "code"}
+        for cell in source.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = outputs[cell.id].outputs, outputs[cell.id].execution_count
+        nbformat.write(source, notebook)
+
+
+def clean(profile: str) -> None:
+    """Remove a profile's built report, the committed tables of the laptop run aside."""
+    folder = paths.report_root(profile)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name == "tables" and profile == "laptop":
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()

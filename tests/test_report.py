@@ -1,0 +1,147 @@
+import re
+
+import nbformat
+import pandas as pd
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from faithlib import figures, heatmap, paths, report
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """A report folder with a space in its name and two small sections."""
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.setattr(paths, "PARAMS", tmp_path / "params")
+    monkeypatch.setenv("FAITHLIB_REPORT", str(tmp_path / "my report"))
+    monkeypatch.setenv("FAITHLIB_ROOT", str(paths.ROOT))
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "params" / "other").mkdir(parents=True)
+    (tmp_path / "params" / "other" / "_shared.yaml").write_text("seed: 5")
+    _section(tmp_path, "01_first", "print('seed', seed, profile)")
+    return tmp_path
+
+
+def _section(root, stem, source):
+    notebook = new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
+    notebook.cells = [
+        new_markdown_cell(f"# Show {stem} <b>&amp;</b>"),
+        new_code_cell('profile: str = "quick"\nseed: int = 0', metadata={"tags": ["parameters"]}),
+        new_code_cell(source),
+    ]
+    nbformat.write(notebook, root / "notebooks" / f"{stem}.ipynb")
+
+
+def _run(profile="quick"):
+    said = []
+    report.run(profile, say=said.append)
+    return said
+
+
+def test_a_second_run_does_nothing_and_says_so_and_a_change_is_run(house):
+    assert _run()[-2] == "1 notebooks executed"
+    assert (house / "my report" / "index.html").is_file()
+    said = _run()
+    assert "01_first: unchanged" in said
+    assert said[-2].startswith("0 of 1")
+    _section(house, "01_first", "print('other')")
+    assert "01_first: running" in _run()
+    _section(house, "02_second", "print('new')")
+    assert [line for line in _run() if "running" in line] == ["02_second: running"]
+
+
+def test_a_profile_reaches_the_notebook(house):
+    _run("other")
+    cells = nbformat.read(house / "my report" / "01_first.ipynb", 4).cells
+    assert "seed 5 other" in str(cells)
+
+
+def test_a_failing_cell_names_notebook_and_cell_and_is_not_taken_for_done(house):
+    _section(house, "02_broken", "print('as far as here')\nraise ValueError('no such luck')")
+    for _ in range(2):
+        with pytest.raises(report.ReportError, match=r"02_broken.ipynb, cell 2: ValueError: no such luck"):
+            _run()
+        assert not (house / "my report" / "02_broken.ipynb").exists()
+        assert "as far as here" in str(nbformat.read(house / "my report" / "02_broken.part.ipynb", 4))
+    assert (house / "my report" / "01_first.ipynb").is_file()
+
+
+def test_the_pages_are_static(house):
+    _run()
+    page = (house / "my report" / "01_first.html").read_text()
+    assert "seed 0 quick" in page
+    assert not re.findall(r'<script[^>]*src="http', page)
+    assert "Show 01_first &lt;b&gt;&amp;amp;&lt;/b&gt;" in (house / "my report" / "index.html").read_text()
+
+
+def test_a_missing_figure_is_made_again(house):
+    _section(
+        house,
+        "01_first",
+        "import os, pathlib\np = pathlib.Path(os.environ['FAITHLIB_REPORT']) / 'figures'\np.mkdir(exist_ok=True)\n(p / 'x.csv').write_text('1')",
+    )
+    _run()
+    (house / "my report" / "figures" / "x.csv").unlink()
+    assert "01_first: running" in _run()
+
+
+def test_parameters_cell_must_be_annotated_literals(house):
+    notebook = nbformat.read(house / "notebooks" / "01_first.ipynb", 4)
+    notebook.cells[1].source = "seed = 0"
+    nbformat.write(notebook, house / "notebooks" / "01_first.ipynb")
+    with pytest.raises(report.ReportError, match="line 1 of the parameters cell"):
+        _run()
+
+
+# What is shown
+
+NASTY = ["<b>", "<!--", "<script>alert(1)</script>", "&amp;", "$x$", "_a_", "`c`", "<br", "/>", "\\(y\\)"]
+
+
+def test_heat_maps_and_tables_show_texts_literally():
+    from html.parser import HTMLParser
+
+    class Text(HTMLParser):
+        def __init__(self):
+            super().__init__(convert_charrefs=True)
+            self.text, self.tags = "", set()
+
+        def handle_data(self, data):
+            self.text += data
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.add(tag)
+
+    for page in (heatmap.line(NASTY, range(len(NASTY))), heatmap.table(pd.DataFrame({"text": NASTY})), heatmap.rows(NASTY, {"<i>": [0.0] * len(NASTY)})):
+        reader = Text()
+        reader.feed(page)
+        assert all(token in reader.text.replace("\n", "") for token in NASTY)
+        assert not reader.tags & {"b", "script", "i", "br"}
+        assert not re.search(r"\$[^<]*\$", page), "two dollars in one piece of text open a formula"
+
+
+def test_heat_map_colours_follow_sign_and_size():
+    page = heatmap.line(["a", "b", "c", "d"], [2.0, -2.0, 0.0, 0.1], evidence=[1])
+    spans = re.findall(r"<span style=\"background:rgb\((\d+),(\d+),(\d+)\);(outline)?", page)
+    red, _, blue = zip(*[tuple(map(int, s[:3])) for s in spans], strict=True)
+    assert red[0] > blue[0]
+    assert blue[1] > red[1]
+    assert (red[2], blue[2]) == (255, 255)
+    assert blue[0] < blue[3] < 255
+    assert [bool(s[3]) for s in spans] == [False, True, False, False]
+    assert heatmap.line([], []) == ""
+    with pytest.raises(ValueError, match="1 scores for 2 tokens"):
+        heatmap.line(["a", "b"], [1.0])
+
+
+def test_a_figure_is_saved_with_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAITHLIB_REPORT", str(tmp_path))
+    figure, data = figures.salience_grid(["$x$", "b"], {"gradient_l2": [1.0, 0.5]}, [0])
+    figures.save(figure, "grid", data, "quick")
+    assert {p.suffix for p in (tmp_path / "figures").iterdir()} == {".png", ".svg", ".csv"}
+    assert pd.read_csv(tmp_path / "figures" / "grid.csv")["score"].tolist() == [1.0, 0.5]
+
+
+def test_the_overview_keeps_a_method_that_it_does_not_know():
+    rows = pd.DataFrame({"method": ["occlusion", "lime"], "config": ["", "mask=unk;samples=3000"], "role": "mixed"})
+    assert figures.overview(rows)["method"].tolist() == ["occlusion"]
