@@ -2,7 +2,7 @@
 
 The rooms, left to right; a module imports only from its left, and ``tests/test_house.py`` says so:
 
-    registry paths shapes cache progress      the ground floor, importable by all
+    registry paths shapes cache progress      the ground floor, importable by all (memory too)
     assets   where weights, vectors and texts come from
     data     real texts, split          -> Dataset of Example(words, label, evidence)
     shortcuts   plant evidence we know  -> Example with its evidence marked
@@ -10,7 +10,8 @@ The rooms, left to right; a module imports only from its left, and ``tests/test_
     training fit a classifier; knows nothing of shortcuts
     salience ask each method where the evidence is
     faithfulness   score the answers against the truth
-    experiment     one Cell (data, shortcut, model, seed) and what it yields
+    settings       what a run is about, from a notebook's parameters
+    experiment     one cell (data, shortcut, model, seed) and what it yields
     figures heatmap report cli          what people look at
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ class Claim:
     verdict: str
 
 
-def judge(paper: str, values: pd.DataFrame, holds: Sequence[bool] | bool, n_expected: int, tested: bool) -> Claim:
+def judge(paper: str, values: pd.DataFrame, holds: Iterable[bool] | bool, n_expected: int, tested: bool) -> Claim:
     """A claim over rows of a summary (columns shortcut, model, precision_at_k, its interval, n).
 
     It is not tested where the profile is too small (``tested`` False), where one of the ``n_expected`` rows is missing (its pair failed
@@ -36,7 +36,7 @@ def judge(paper: str, values: pd.DataFrame, holds: Sequence[bool] | bool, n_expe
         return Claim(paper, f"{saw or 'nothing'} ({len(values)} of {n_expected} numbers)", "not tested")
     if (values["n"] < LEAST_EXAMPLES).any():
         return Claim(paper, saw, "not tested: too few examples")
-    return Claim(paper, saw, "holds" if bool(np.all(holds)) else "does not")
+    return Claim(paper, saw, "holds" if bool(np.all(np.asarray(holds))) else "does not")
 
 
 def compare(paper: str, difference: tuple[float, float, float, int], holds: bool, tested: bool) -> Claim:

@@ -85,14 +85,14 @@ def as_texts(texts: Any) -> list[str]:
     """
     if isinstance(texts, str | Example):
         texts = [texts]
-    if isinstance(texts, dict | bytes) or not isinstance(texts, Iterable):
+    if isinstance(texts, dict | bytes | pd.DataFrame) or not isinstance(texts, Iterable):
         raise TypeError(f"texts must be a string or a sequence of strings, not {type(texts).__name__}")
     result = []
     for row, text in enumerate(texts):
         if isinstance(text, Example):
             text = text.text
         if not isinstance(text, str):
-            missing = text is None or (isinstance(text, float) and math.isnan(text)) or text is pd.NA
+            missing = pd.api.types.is_scalar(text) and pd.isna(text)
             raise TypeError(f"texts row {row}: {'missing value' if missing else repr(text)[:60] + ' is a ' + type(text).__name__}, not a text")
         result.append(str(text))
     return result
@@ -112,6 +112,9 @@ def load(settings: DataSettings) -> Dataset:
     empty = table["fold"] == ""
     order = {"test": 0, "validation": 1, "train": 2}
     split = table["split"] if "split" in table else pd.Series("train", index=table.index)
+    unknown = [name for name in split.unique() if name not in order]
+    if unknown:
+        raise ValueError(f"{where}: unknown split {unknown[0]!r}; choose from: {', '.join(order)}")
     table = table.assign(split=split)[~empty]
     table = table.sort_values("split", key=lambda column: column.map(order), kind="stable")
     repeated = table["fold"].duplicated()
@@ -218,15 +221,19 @@ def local_file(settings: DataSettings) -> pd.DataFrame:
     if not settings.path:
         raise ValueError("data set 'local_file' needs a path to a .csv, .tsv, .jsonl or .parquet file")
     path = assets.local_file(settings.path, "data file")
+    as_written = {"keep_default_na": False, "na_values": [""]}  # the words "null" and "NA" are words
     readers: dict[str, Callable[[Path], pd.DataFrame]] = {
-        ".csv": pd.read_csv,
-        ".tsv": lambda p: pd.read_csv(p, sep="\t"),
+        ".csv": lambda p: pd.read_csv(p, **as_written),
+        ".tsv": lambda p: pd.read_csv(p, sep="\t", **as_written),
         ".jsonl": lambda p: pd.read_json(p, lines=True),
         ".parquet": pd.read_parquet,
     }
     if path.suffix.lower() not in readers:
         raise ValueError(f"{path}: unknown file type {path.suffix!r}; choose from: {', '.join(readers)}")
-    table = readers[path.suffix.lower()](path)
+    try:
+        table = readers[path.suffix.lower()](path)
+    except ValueError as error:  # the parsers' own errors are among these
+        raise ValueError(f"{path}: cannot be read as {path.suffix}: {error}") from error
     for column in (settings.text_column, settings.label_column):
         if column not in table:
             raise ValueError(f"{path}: no column {column!r}; choose from: {', '.join(map(str, table.columns))}")

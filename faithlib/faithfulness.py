@@ -10,15 +10,17 @@ Ties: both are expectations over a uniformly random order of the tied tokens, in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from faithlib.shapes import Numbers, Positions
 
-def precision_at_k(scores: np.ndarray, evidence: Sequence[int]) -> float:
+
+def precision_at_k(scores: Numbers, evidence: Positions) -> float:
     """Expected share of the k = len(evidence) planted positions among the k highest scores; 0 to 1, NaN where nothing can be ranked.
 
     Fewer tokens than k: the sum still is divided by k. Raises ValueError for no evidence or a position outside the scores.
@@ -30,7 +32,7 @@ def precision_at_k(scores: np.ndarray, evidence: Sequence[int]) -> float:
     return float(np.clip((k - greater) / tied, 0, 1).sum() / k)
 
 
-def rank_of_evidence(scores: np.ndarray, evidence: Sequence[int]) -> float:
+def rank_of_evidence(scores: Numbers, evidence: Positions) -> float:
     """Expected number of highest-scored tokens that must be read until all evidence is seen; NaN where nothing can be ranked."""
     greater, tied = _places(scores, evidence)
     if not len(scores):
@@ -40,7 +42,7 @@ def rank_of_evidence(scores: np.ndarray, evidence: Sequence[int]) -> float:
     return float(greater.max() + m * (t + 1) / (m + 1))
 
 
-def _places(scores: np.ndarray, evidence: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _places(scores: Numbers, evidence: Positions) -> tuple[np.ndarray, np.ndarray]:
     """Per planted position: how many tokens score higher, and how many score the same (itself included)."""
     scores = np.asarray(scores, dtype=np.float64)
     if not len(evidence):
@@ -65,7 +67,7 @@ def random_rank(n_tokens: int, k: int) -> float:
     return k * (n_tokens + 1) / (k + 1)
 
 
-def interval(values: Sequence[float], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+def interval(values: Iterable[float], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean, 2000 resamples. Equal values give an interval of no width, which says nothing about how sure one can be: read n."""
     values = np.asarray([value for value in values if not np.isnan(value)], dtype=np.float64)
     if len(values) < 2 or np.ptp(values) == 0:

@@ -11,6 +11,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from faithlib import paths
+from faithlib.shapes import Numbers, Positions
 
 LABELS = {
     "random": "Random",
@@ -197,7 +198,7 @@ def false_alarms(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return figure, flat
 
 
-def salience_grid(tokens: Sequence[str], scores: Mapping[str, Sequence[float]], evidence: Sequence[int] = ()) -> tuple[Figure, pd.DataFrame]:
+def salience_grid(tokens: Sequence[str], scores: Mapping[str, Numbers], evidence: Positions = ()) -> tuple[Figure, pd.DataFrame]:
     """One sentence under several methods: a row per method, scaled by its largest absolute score; planted tokens in bold."""
     matrix = np.array([np.asarray(values, dtype=float) / (np.abs(values).max() or 1) for values in scores.values()])
     figure, axis = plt.subplots(figsize=(0.52 * len(tokens) + 2.6, 0.36 * len(scores) + 1.3))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+
+from faithlib.shapes import Numbers, Positions
 
 
 class Html(str):
@@ -29,7 +31,7 @@ def colour(value: float) -> str:
     return f"rgb({mixed[0]},{mixed[1]},{mixed[2]})"
 
 
-def line(tokens: Sequence[str], scores: Sequence[float], evidence: Sequence[int] = ()) -> str:
+def line(tokens: Sequence[str], scores: Numbers, evidence: Positions = ()) -> str:
     """One text's tokens, coloured relative to its largest absolute score; planted tokens are framed. A hover shows the score."""
     scores = np.asarray(scores, dtype=float)
     if len(scores) != len(tokens):
@@ -45,7 +47,7 @@ def line(tokens: Sequence[str], scores: Sequence[float], evidence: Sequence[int]
     return "".join(spans)
 
 
-def rows(tokens: Sequence[str], scores: dict[str, Sequence[float]], evidence: Sequence[int] = (), caption: str = "") -> Html:
+def rows(tokens: Sequence[str], scores: Mapping[str, Numbers], evidence: Positions = (), caption: str = "") -> Html:
     """The same text under several methods, a row each."""
     left, right = "text-align:right;padding-right:10px;white-space:nowrap;color:#444;font-size:90%", "text-align:left;line-height:1.9"
     body = "".join(

@@ -25,13 +25,13 @@ class Meter:
     exported page holds no widget state; anything else gets nothing.
     """
 
-    def __init__(self, total: float, label: str):
-        self.total, self.label, self.done = total, label, 0.0
+    def __init__(self, total: int, label: str):
+        self.total, self.label, self.done = total, label, 0
         self.started = self.shown = time.monotonic()
         self.handle = None
         self.bar = None if in_notebook() else tqdm(total=total, desc=label, leave=False, disable=None, file=sys.stderr)
 
-    def update(self, n: float = 1) -> None:
+    def update(self, n: int = 1) -> None:
         self.done += n
         if self.bar is not None:
             self.bar.update(n)

@@ -100,6 +100,8 @@ def _fingerprint(notebook: Path, values: dict[str, Any]) -> str:
 def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
     """Execute what has changed, in reading order, and write the index. Returns the report's folder.
 
+    The models are trained and explained first, with progress in the terminal, and handed to the notebooks through the cache.
+
     A notebook is executed into ``*.part.ipynb`` and renamed when all of its cells ran; a cell that fails raises ReportError with notebook and
     cell, and leaves the part for reading.
     """
@@ -110,21 +112,22 @@ def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"cannot write the report folder {folder} ({error.strerror}); set FAITHLIB_REPORT to a folder that can be written") from error
-    n_run = 0
+    fingerprints = {notebook: _fingerprint(notebook, values[notebook]) for notebook in chosen}
+    stale = [notebook for notebook in chosen if not _is_current(folder / notebook.name, fingerprints[notebook])]
+    if stale and not only and chosen[-1].stem.startswith("99"):
+        warm(profile, say)
     for notebook in chosen:
         target = folder / notebook.name
-        fingerprint = _fingerprint(notebook, values[notebook])
-        if _is_current(target, fingerprint):
+        if notebook not in stale:
             say(f"{notebook.stem}: unchanged")
             continue
         started = time.monotonic()
         say(f"{notebook.stem}: running")
-        _execute(notebook, target, values[notebook], folder, fingerprint)
+        _execute(notebook, target, values[notebook], folder, fingerprints[notebook])
         _export_html(target)
-        n_run += 1
         say(f"{notebook.stem}: done in {time.monotonic() - started:.0f} s")
     write_index(profile, folder)
-    say(f"{n_run} of {len(chosen)} notebooks executed, the others had not changed" if n_run < len(chosen) else f"{n_run} notebooks executed")
+    say(f"{len(stale)} of {len(chosen)} notebooks executed, the others had not changed" if len(stale) < len(chosen) else f"{len(stale)} notebooks executed")
     say(f"read {folder / 'index.html'}")
     return folder
 
@@ -213,11 +216,11 @@ img{{max-width:100%;border:1px solid #ddd}}figure{{margin:1.5rem 0}}figcaption,s
 
 def warm(profile: str, say=print) -> None:
     """Fill the cache with all that the profile's notebooks ask for, with progress in the terminal, so that executing them is quick."""
-    from faithlib import experiment
+    from faithlib import experiment, settings
 
     last = notebooks(["99"])[0]
     values = {**declared(last), **parameters(profile, last)}
-    run_settings = experiment.from_notebook(values)
+    run_settings = settings.from_notebook(values)
     for model in run_settings.experiment.model_names:
         for shortcut in (None, *run_settings.experiment.shortcuts):
             experiment.classifier(run_settings.experiment, model, shortcut)

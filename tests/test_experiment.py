@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from faithlib import cache, experiment, paths
+from faithlib import cache, experiment, paths, settings
 from faithlib.data import DataSettings
 from faithlib.models import ModelSettings
 from faithlib.salience import Configuration
@@ -25,7 +25,7 @@ def small(tmp_path_factory):
     model = ModelSettings("lstm", weights="random", window=24, dropout=0.0, options=(("hidden_size", 32), ("embedding_size", 16)))
     training = TrainingSettings(learning_rate=1e-2, batch_size=32, max_passes=30)
     data = DataSettings("local_file", path=str(path), n_validation=60, n_test=60)
-    return experiment.Experiment(data, ("single_token",), ShortcutSettings(), (("lstm", model, training),), 0)
+    return settings.Experiment(data, ("single_token",), ShortcutSettings(), (("lstm", model, training),), 0)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_pair_is_trained_verified_and_scored(small):
     [row] = experiment.verify(small).to_dict("records")
     assert row["synthetic_accuracy"] >= 0.97
     assert abs(row["source_on_synthetic"] - 0.5) < 0.2
-    table = experiment.scores(small, "single_token", "lstm", experiment.plan("random:20 gradient_times_input:20 lime;mask=unk;samples=100:5"))
+    table = experiment.scores(small, "single_token", "lstm", settings.plan("random:20 gradient_times_input:20 lime;mask=unk;samples=100:5"))
     means = table.groupby("method")["precision_at_k"].mean()
     assert means["gradient_times_input"] > 0.8 > 0.4 > means["random"]
     assert table.groupby("method")["example"].nunique().to_dict() == {"random": 20, "gradient_times_input": 20, "lime": 5}
@@ -56,7 +56,7 @@ def test_a_pair_is_trained_verified_and_scored(small):
 
 
 def test_the_control_explains_the_model_that_never_saw_the_rule(small):
-    wanted = experiment.plan("gradient_times_input;of=logit:60")
+    wanted = settings.plan("gradient_times_input;of=logit:60")
     mixed, source = (experiment.scores(small, "single_token", "lstm", wanted, role) for role in ("mixed", "source"))
     assert source["precision_at_k"].mean() < mixed["precision_at_k"].mean() - 0.2
     assert list(source["tokens"].map(tuple)) == list(mixed["tokens"].map(tuple))
@@ -75,13 +75,13 @@ def test_more_examples_and_more_steps_reuse_the_finished_parts(small, monkeypatc
     monkeypatch.setattr(experiment, "explain", counting)
     monkeypatch.setattr(experiment, "PASSES_PER_PART", 5)
     line = "gradient_mean;of=logit"
-    first = experiment.scores(small, "single_token", "lstm", experiment.plan(f"{line}:10"))
+    first = experiment.scores(small, "single_token", "lstm", settings.plan(f"{line}:10"))
     n_calls = len(asked)
     assert n_calls == 2
-    again = experiment.scores(small, "single_token", "lstm", experiment.plan(f"{line}:10"))
+    again = experiment.scores(small, "single_token", "lstm", settings.plan(f"{line}:10"))
     assert len(asked) == n_calls
     pd.testing.assert_frame_equal(first, again)
-    experiment.scores(small, "single_token", "lstm", experiment.plan(f"{line}:15"))
+    experiment.scores(small, "single_token", "lstm", settings.plan(f"{line}:15"))
     assert len(asked) == n_calls + 1
 
 
@@ -96,7 +96,7 @@ def test_a_killed_run_keeps_what_was_finished(small, monkeypatch):
 
     monkeypatch.setattr(experiment, "PASSES_PER_PART", 4)
     monkeypatch.setattr(experiment, "explain", killed)
-    wanted = experiment.plan("gradient_l1;of=logit:8")
+    wanted = settings.plan("gradient_l1;of=logit:8")
     with pytest.raises(KeyboardInterrupt):
         experiment.scores(small, "single_token", "lstm", wanted)
     table = experiment.scores(small, "single_token", "lstm", wanted)
@@ -162,11 +162,11 @@ def test_a_failed_pair_is_left_out(small, monkeypatch):
 
 
 def test_settings_from_a_line_of_text():
-    read = experiment.parse(DataSettings, "name=local_file path='my texts.csv' n_test=all n_validation=20")
+    read = settings.parse(DataSettings, "name=local_file path='my texts.csv' n_test=all n_validation=20")
     assert (read.path, read.n_test, read.n_validation) == ("my texts.csv", None, 20)
-    read = experiment.parse(TrainingSettings, "learning_rate=1e-3 plateaus=synthetic,other")
+    read = settings.parse(TrainingSettings, "learning_rate=1e-3 plateaus=synthetic,other")
     assert (read.learning_rate, read.plateaus) == (1e-3, ("synthetic", "other"))
-    assert experiment.parse(ModelSettings, "family=lstm hidden_size=64").option("hidden_size", 0) == 64
+    assert settings.parse(ModelSettings, "family=lstm hidden_size=64").option("hidden_size", 0) == 64
 
 
 @pytest.mark.parametrize(
@@ -182,32 +182,32 @@ def test_settings_from_a_line_of_text():
 )
 def test_a_wrong_setting_names_the_value_and_the_choices(kind, line, message):
     with pytest.raises(ValueError, match=message):
-        experiment.parse(kind, line)
+        settings.parse(kind, line)
 
 
 def test_unknown_models_options_and_shortcuts(small):
     with pytest.raises(ValueError, match="unknown model 'gru'; choose from: lstm"):
-        experiment.from_parameters("", "single_token", "", "gru", 0, {"lstm": ("", "")})
+        settings.from_parameters("", "single_token", "", "gru", 0, {"lstm": ("", "")})
     with pytest.raises(KeyError, match="unknown shortcut 'typo'; choose from: single_token"):
-        experiment.from_parameters("", "typo", "", "lstm", 0, {"lstm": ("", "")})
+        settings.from_parameters("", "typo", "", "lstm", 0, {"lstm": ("", "")})
     with pytest.raises(ValueError, match="has no option 'hiden_size'; choose from: embedding_size"):
         experiment._build(
             dataclasses.replace(small, models=(("lstm", ModelSettings("lstm", options=(("hiden_size", 3),)), TrainingSettings()),)), "lstm", ["a"]
         )
     with pytest.raises(ValueError, match="seed=True is not a whole number"):
-        experiment.from_parameters("", "single_token", "", "lstm", True, {"lstm": ("", "")})
+        settings.from_parameters("", "single_token", "", "lstm", True, {"lstm": ("", "")})
 
 
 def test_plan_gives_the_last_matching_number(tiny_lstm):
-    found = experiment.examples_per_configuration(tiny_lstm, experiment.plan("lime:5 lime;samples=100:50 lime;mask=mask:9 gradient_l2:0"))
+    found = experiment.examples_per_configuration(tiny_lstm, settings.plan("lime:5 lime;samples=100:50 lime;mask=mask:9 gradient_l2:0"))
     assert found["lime"][Configuration.parse("lime;mask=unk;samples=100")] == 50
     assert found["lime"][Configuration.parse("lime;mask=unk;samples=3000")] == 5
     assert not any(c["mask"] == "mask" for c in found["lime"])  # the LSTM has none, which is no error in a plan for both models
     assert found["gradient"] == {}
     with pytest.raises(ValueError, match="no configuration matches 'lime;samples=7'"):
-        experiment.examples_per_configuration(tiny_lstm, experiment.plan("lime;samples=7:5"))
+        experiment.examples_per_configuration(tiny_lstm, settings.plan("lime;samples=7:5"))
     with pytest.raises(ValueError, match="cannot read 'lime'"):
-        experiment.plan("lime")
+        settings.plan("lime")
 
 
 def test_passes_counts_what_is_not_shared():

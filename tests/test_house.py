@@ -12,7 +12,22 @@ import yaml
 from faithlib import cache, paths, report
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ["assets", "data", "shortcuts", "models", "training", "salience", "faithfulness", "experiment", "claims", "figures", "heatmap", "report", "cli"]
+ROOMS = [
+    "assets",
+    "data",
+    "shortcuts",
+    "models",
+    "training",
+    "salience",
+    "faithfulness",
+    "settings",
+    "experiment",
+    "claims",
+    "figures",
+    "heatmap",
+    "report",
+    "cli",
+]
 MODULES = sorted(path for path in (ROOT / "faithlib").rglob("*.py") if path.name != "__main__.py")
 NOTEBOOKS = report.notebooks()
 YAMLS = sorted((ROOT / "params").rglob("*.yaml"))
@@ -101,13 +116,13 @@ def test_a_parameter_has_one_default():
 
 @pytest.mark.parametrize("profile", report.profiles())
 def test_every_profile_makes_an_experiment(profile):
-    from faithlib import experiment
+    from faithlib import settings
 
     last = NOTEBOOKS[-1]
-    run = experiment.from_notebook({**report.declared(last), **report.parameters(profile, last)})
+    run = settings.from_notebook({**report.declared(last), **report.parameters(profile, last)})
     for name in run.experiment.model_names:
-        assert experiment.plan(run.examples[name])
-        assert experiment.plan(run.control[name])
+        assert settings.plan(run.examples[name])
+        assert settings.plan(run.control[name])
 
 
 # Notebooks

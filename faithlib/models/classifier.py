@@ -252,13 +252,19 @@ class TextClassifier:
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         training = [module for module in self.model.modules() if module.training]
+        config = self.model.config.get_text_config()
+        no_pad = getattr(config, "pad_token_id", None) is None
         for module in training:
             module.training = False
+        if no_pad:
+            config.pad_token_id = 0  # without one, decoders refuse more than one row; given embeddings of equal length they never use it
         try:
             yield
         finally:
             for module in training:
                 module.training = True
+            if no_pad:
+                config.pad_token_id = None
 
     def _precision(self) -> contextlib.AbstractContextManager:
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext()
