@@ -5,8 +5,9 @@ Compared per family, with all of the report's configurations:
   peers      captum's Saliency, InputXGradient and IntegratedGradients (right Riemann sum, internal batches of faithlib's token budget), and lime's
              LimeBase on the same perturbations, each called once per configuration on the plain transformers forward pass.
 Both sides encode the text and predict its class within the measured time. Derivatives are taken with respect to the embeddings alone, LIME runs
-without gradients, and a batch of perturbed texts is padded to the longest in it. Heads (and the LSTM) are untrained: speed does not depend on it.
-The exit code is 1 when the scores of both sides differ by more than ``ALLOWED``.
+without gradients, and a batch of perturbed texts is padded to the longest in it. L1, L2 and mean are reductions of one and the same gradient: a user
+who calls Saliency once for the three halves the peer's time in the gradient family. The models are untrained but for their packaged weights: speed does
+not depend on it. The exit code is 1 when the scores of both sides differ by more than ``ALLOWED``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ FAMILIES = ("gradient", "integrated_gradients", "lime")
 MARKERS = ("#0", "#1")
 # Peer's time over faithlib's, by family and number of logits: what sharing the work should give.
 TARGETS = {("gradient", 1): 7, ("gradient", 2): 5, ("integrated_gradients", 1): 2.2, ("integrated_gradients", 2): 1.6, ("lime", 1): 1.5, ("lime", 2): 1.5}
-# Largest difference of a score, as a share of the text's largest absolute score.
+# Largest difference of a score, in units of ``largest_score``.
 ALLOWED = {"gradient": 1e-5, "integrated_gradients": 1e-5, "lime": 1e-4}
 
 Scores = list[dict[str, np.ndarray]]  # per text: configuration -> one number per rankable token
@@ -57,13 +58,13 @@ Scores = list[dict[str, np.ndarray]]  # per text: configuration -> one number pe
 class Round:
     """All sides on the same texts, one after the other. seconds: per text, by side (``faithlib``, ``peer``, perhaps ``bf16``). difference: see ``ALLOWED``.
 
-    agreement: Spearman's rank correlation of the bfloat16 and the float32 scores, per text and configuration.
+    agreement: Spearman's rank correlation of the bfloat16 and the float32 scores, per text and configuration, by method.
     """
 
     texts: tuple[str, ...]
     seconds: dict[str, float]
     difference: float
-    agreement: tuple[float, ...]
+    agreement: dict[str, list[float]]
 
 
 # The peers
@@ -208,19 +209,33 @@ def timed(function: Callable[..., Scores], *arguments: object) -> tuple[float, S
     return time.perf_counter() - start, result
 
 
-def largest_difference(a: Scores, b: Scores) -> float:
-    """Largest difference of two scores of a token, as a share of the text's largest absolute score under that configuration."""
+def largest_score(scores: dict[str, np.ndarray], configuration: str, n_components: int) -> float:
+    """The unit of a difference: the text's largest absolute score, and for a mean over components the largest mean of their absolute values.
+
+    Such a mean is zero but for rounding where a layer norm follows the embeddings, as in BERT: its input's gradient sums to zero over the components.
+    """
+    if configuration.startswith("gradient_mean"):
+        configuration, n = configuration.replace("gradient_mean", "gradient_l1"), n_components
+    else:
+        n = 1
+    return float(np.abs(scores[configuration]).max()) / n
+
+
+def largest_difference(a: Scores, b: Scores, n_components: int) -> float:
+    """Largest difference of two scores of a token, in units of :func:`largest_score`."""
     if [list(text) for text in a] != [list(text) for text in b]:
         raise ValueError("the two sides answered different configurations")
-    return max(
-        float(np.abs(one[c] - other[c]).max() / max(np.abs(one[c]).max(), np.finfo(np.float32).tiny)) for one, other in zip(a, b, strict=True) for c in one
-    )
+    return max(float(np.abs(one[c] - other[c]).max()) / largest_score(one, c, n_components) for one, other in zip(a, b, strict=True) for c in one)
 
 
-def rank_agreement(a: Scores, b: Scores) -> tuple[float, ...]:
-    """Spearman's rank correlation per text and configuration; NaN where all scores of a text are equal."""
-    varied = [(one[c], other[c]) for one, other in zip(a, b, strict=True) for c in one if len(one[c]) > 1]
-    return tuple(float(spearmanr(x, y).statistic) if np.ptp(x) and np.ptp(y) else float("nan") for x, y in varied)
+def rank_agreement(a: Scores, b: Scores) -> dict[str, list[float]]:
+    """Spearman's rank correlation per text and configuration, by method; NaN where all scores of a text are equal."""
+    found: dict[str, list[float]] = {}
+    for one, other in zip(a, b, strict=True):
+        for c in one:
+            varied = np.ptp(one[c]) and np.ptp(other[c])
+            found.setdefault(c.partition(";")[0], []).append(float(spearmanr(one[c], other[c]).statistic) if varied else float("nan"))
+    return found
 
 
 def rounds(model: TextClassifier, family: str, groups: Sequence[Sequence[str]], scale: float, seconds: float) -> list[Round]:
@@ -238,9 +253,10 @@ def rounds(model: TextClassifier, family: str, groups: Sequence[Sequence[str]], 
         order = [*sides][first:] + [*sides][:first]
         results = {name: timed(sides[name][0], sides[name][1], texts, configurations) for name in order}
         scores = {name: result for name, (_, result) in results.items()}
-        agreement = rank_agreement(scores["faithlib"], scores["bf16"]) if "bf16" in scores else ()
+        agreement = rank_agreement(scores["faithlib"], scores["bf16"]) if "bf16" in scores else {}
         elapsed = {name: duration / len(texts) for name, (duration, _) in results.items()}
-        found.append(Round(tuple(texts), elapsed, largest_difference(scores["faithlib"], scores["peer"]), agreement))
+        difference = largest_difference(scores["faithlib"], scores["peer"], model.model.get_input_embeddings().embedding_dim)
+        found.append(Round(tuple(texts), elapsed, difference, agreement))
     return found
 
 
@@ -248,9 +264,9 @@ def comparison_row(found: Sequence[Round], family: str, n_logits: int) -> dict[s
     """Medians over the rounds: seconds per text, and the peer's time over faithlib's within a round."""
     time_of = {side: [r.seconds[side] for r in found] for side in found[0].seconds}
     difference = max(r.difference for r in found)
-    row = {
+    return {
         "rounds": len(found),
-        "texts": len(found[0].texts),
+        "texts": len({text for r in found for text in r.texts}),
         "faithlib_s": np.median(time_of["faithlib"]),
         "peer_s": np.median(time_of["peer"]),
         "ratio": np.median(np.divide(time_of["peer"], time_of["faithlib"])),
@@ -258,15 +274,18 @@ def comparison_row(found: Sequence[Round], family: str, n_logits: int) -> dict[s
         "difference": difference,
         "equal": difference <= ALLOWED[family],
     }
-    return row
 
 
-def bf16_row(found: Sequence[Round]) -> dict[str, object]:
-    """Medians over the rounds: seconds per text in both precisions, float32's time over bfloat16's, and the rank agreement over texts and configurations."""
+def bf16_rows(found: Sequence[Round]) -> list[dict[str, object]]:
+    """A row per method: medians over the rounds of seconds per text of the whole family in both precisions, float32's time over bfloat16's, and
+    the rank agreement over texts and configurations (median and lowest)."""
     fp32, bf16 = ([r.seconds[side] for r in found] for side in ("faithlib", "bf16"))
-    agreement = [value for r in found for value in r.agreement]
-    spread = {"spearman_median": np.nanmedian(agreement), "spearman_lowest": np.nanmin(agreement)}
-    return {"fp32_s": np.median(fp32), "bf16_s": np.median(bf16), "gain": np.median(np.divide(fp32, bf16)), **spread}
+    times = {"fp32_s": np.median(fp32), "bf16_s": np.median(bf16), "gain": np.median(np.divide(fp32, bf16))}
+    rows = []
+    for method in found[0].agreement:
+        values = [value for r in found for value in r.agreement[method]]
+        rows.append({"method": method, **times, "spearman_median": np.nanmedian(values), "spearman_lowest": np.nanmin(values)})
+    return rows
 
 
 def share_row(model: TextClassifier, found: Sequence[Round], scale: float, machine: float) -> dict[str, object]:
@@ -370,7 +389,7 @@ def grids(
                 which = {"family": family, "model": name, "n_logits": n_logits}
                 tables["comparison"].append({**which, **comparison_row(found, family, n_logits)})
                 if "bf16" in found[0].seconds:
-                    tables["bf16"].append({**which, **bf16_row(found)})
+                    tables["bf16"] += [{**which, **row} for row in bf16_rows(found)]
                 if family == "integrated_gradients" and name == "bert":
                     tables["share"].append({**which, **share_row(model, found, scale, matmul_speed())})
                 meter.update()
@@ -393,7 +412,7 @@ def describe(models: Sequence[str], texts: Sequence[str], known: Sequence[str], 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 TITLES = {
-    "comparison": "Seconds per text, medians of rounds; ratio = peer / faithlib (target beside it); difference = largest, relative to the text's largest score",
+    "comparison": "Seconds per text, medians of rounds; ratio = peer / faithlib (target beside it); difference = largest, as a share of the text's largest score",
     "bf16": "faithlib in bfloat16 beside float32: seconds per text, gain = fp32 / bf16, rank agreement of the scores",
     "share": "Integrated gradients against the machine's own float32 matrix product",
     "memory": "Peak growth of resident memory during faithlib's call on the longest text",

@@ -6,6 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from faithlib import paths
+
 
 class MissingAssetError(FileNotFoundError):
     """Something that a run needs is not there; the message says what, where it was looked for, and the command that gets it."""
@@ -62,8 +64,12 @@ def glove_50d() -> tuple[Path, Path]:
 
 
 def local_file(path: str | Path, what: str) -> Path:
-    """A path that must exist, or an error that says what was looked for and where."""
+    """A path that must exist, seen from the working folder or from the project's; or an error that says what was looked for and where.
+
+    Notebooks run in their own folder and make in the project's: the same parameter must name the same file in both.
+    """
     path = Path(path).expanduser()
-    if not path.exists():
-        raise MissingAssetError(f"{what} not found: {path} (looked from {Path.cwd()}); give an absolute path or a path from the working folder")
-    return path
+    for found in (path, paths.ROOT / path):
+        if found.exists():
+            return found
+    raise MissingAssetError(f"{what} not found: {path} (looked from {Path.cwd()} and {paths.ROOT}); give an absolute path")

@@ -15,7 +15,8 @@ from typing import Any
 import nbformat
 import yaml
 
-from faithlib import cache, paths
+from faithlib import cache, paths, settings
+from faithlib.data import DataSettings
 
 QUICK = "quick"  # the notebooks' own defaults; it has no folder of parameters
 
@@ -92,8 +93,7 @@ def _code_fingerprint() -> str:
 def _fingerprint(notebook: Path, values: dict[str, Any]) -> str:
     cells = [[cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))] for cell in nbformat.read(notebook, 4).cells]
     data = values.get("data") or declared(notebook).get("data", "")
-    local = [part.partition("=")[2] for part in str(data).split() if part.startswith("path=")]
-    files = [cache.file_fingerprint(path) for path in local if Path(path).exists()]
+    files = settings.parse(DataSettings, data).fingerprint()
     return cache.digest(cells, values, _code_fingerprint(), cache.versions(), files)
 
 
@@ -216,7 +216,7 @@ img{{max-width:100%;border:1px solid #ddd}}figure{{margin:1.5rem 0}}figcaption,s
 
 def warm(profile: str, say=print) -> None:
     """Fill the cache with all that the profile's notebooks ask for, with progress in the terminal, so that executing them is quick."""
-    from faithlib import experiment, settings
+    from faithlib import experiment
 
     last = notebooks(["99"])[0]
     values = {**declared(last), **parameters(profile, last)}

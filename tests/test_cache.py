@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -188,20 +189,16 @@ def test_a_folder_is_its_files_and_their_names(tmp_path):
 
 
 @pytest.fixture
-def edited(tmp_path, monkeypatch):
+def edited(monkeypatch):
     """edited(module, change) -> the fingerprint of faithlib.shortcuts after ``change`` of that module's source."""
-    original, replaced = cache._module_file, {}
-    monkeypatch.setattr(cache, "_module_file", lambda name: replaced.get(name) or original(name))
 
     def fingerprint(module=None, change=None):
-        replaced.clear()
-        if module:
-            source = original(module).read_text(encoding="utf-8")
-            assert change(source) != source
-            replaced[module] = tmp_path / "edited.py"
-            replaced[module].write_text(change(source), encoding="utf-8")
-        cache.source_fingerprint.cache_clear()
-        return cache.source_fingerprint("faithlib.shortcuts")
+        with monkeypatch.context() as patch:
+            if module:
+                assert change(cache.SOURCES[module]) != cache.SOURCES[module]
+                patch.setitem(cache.SOURCES, module, change(cache.SOURCES[module]))
+            cache.source_fingerprint.cache_clear()
+            return cache.source_fingerprint("faithlib.shortcuts")
 
     yield fingerprint
     cache.source_fingerprint.cache_clear()
@@ -213,7 +210,7 @@ def test_code_counts_and_what_is_only_read_does_not(edited):
     assert edited("faithlib.shortcuts", lambda source: source.replace('"""Plant evidence', '"""Hide evidence')) == before
     assert edited("faithlib.shortcuts", lambda source: source.replace('"""Three markers', '"""Some markers')) == before
     assert edited("faithlib.shortcuts", lambda source: source.replace("\n\n\ndef", "\n\n\n\n\ndef")) == before
-    assert edited("faithlib.shortcuts", lambda source: source.replace("0 < self.synthetic_share", "1 < self.synthetic_share")) != before
+    assert edited("faithlib.shortcuts", lambda source: source.replace("self.window < 1", "self.window < 2")) != before
     assert edited("faithlib.shortcuts", lambda source: source.replace('zero: str = "#0"', 'zero: str = "#9"')) != before
 
 
@@ -225,14 +222,24 @@ def test_what_is_imported_counts_and_the_ground_floor_does_not(edited):
     assert edited("faithlib.training", lambda source: source + "\nx = 1\n") == before
 
 
-def test_imports_are_found_inside_functions_and_packages(tmp_path, monkeypatch):
+def test_imports_are_found_inside_functions_and_packages(monkeypatch):
     source = (
         "import faithlib.data as d\nfrom faithlib.models import lstm\nfrom faithlib import training\ndef f():\n    from faithlib.salience.lime import lime\n"
     )
-    (tmp_path / "m.py").write_text(source)
-    monkeypatch.setattr(cache, "_module_file", lambda name: tmp_path / "m.py")
+    monkeypatch.setitem(cache.SOURCES, "faithlib.invented", source + "import torch\nfrom faithlib.data import Example\n")
     expected = {"faithlib", "faithlib.data", "faithlib.models", "faithlib.models.lstm", "faithlib.training", "faithlib.salience.lime"}
-    assert cache.imports("anything") == expected
+    assert cache.imports("faithlib.invented") == expected
+
+
+def test_a_source_that_changes_while_the_process_runs_does_not_change_its_keys(tmp_path):
+    """The keys name the code that was loaded, not what an editor saved since."""
+    code = (
+        "import pathlib, faithlib.cache as c; p = pathlib.Path(c.__file__).with_name('shortcuts.py'); a = c.source_fingerprint('faithlib.shortcuts');"
+        "p.write_text('x = 1'); c.source_fingerprint.cache_clear(); print(a == c.source_fingerprint('faithlib.shortcuts'))"
+    )
+    shutil.copytree(cache.PACKAGE, tmp_path / "faithlib", ignore=shutil.ignore_patterns("__pycache__"))
+    run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, cwd=tmp_path)
+    assert run.stdout.strip() == "True"
 
 
 def _plus(number):

@@ -204,8 +204,8 @@ def test_a_table_that_cannot_be_used_says_why_and_where(tmp_path, change, messag
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "texts.xlsx").write_text("")
     with pytest.raises(ValueError, match=r"unknown file type '.xlsx'; choose from: .csv, .tsv, .jsonl, .parquet"):
-        (tmp_path / "texts.xlsx").write_text("")
         load(_settings(tmp_path / "texts.xlsx"))
     with pytest.raises(assets.MissingAssetError, match=r"data file not found: .*nowhere.csv \(looked from "):
         load(_settings(tmp_path / "nowhere.csv"))

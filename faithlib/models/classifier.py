@@ -130,14 +130,17 @@ class TextClassifier:
 
     @staticmethod
     def load(source: str | Path, window: int | None = None, precision: str = "fp32", revision: str | None = None) -> TextClassifier:
-        """From a folder that :meth:`save` wrote, any local checkpoint, or a hub repository. Safetensors only; no code of the repository is run."""
+        """From a folder that :meth:`save` wrote, any local checkpoint, or a hub repository, in float32 whatever it was saved in.
+
+        Safetensors only; no code of the repository is run.
+        """
         saved = Path(source) / "faithlib.json"
         if window is None and saved.is_file():
             window = json.loads(saved.read_text())["window"]
         try:
             with quiet():
                 model, report = AutoModelForSequenceClassification.from_pretrained(
-                    source, revision=revision, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+                    source, revision=revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
                 )
         except (OSError, ValueError) as error:
             raise ValueError(f"no sequence classifier could be loaded from {str(source)!r}: {error}") from error
