@@ -431,7 +431,7 @@ def show(table: pd.DataFrame) -> str:
 def main(
     sentences: Annotated[int, typer.Option(min=1, help="texts for integrated gradients and LIME")] = 2,
     gradient_sentences: Annotated[int, typer.Option(min=1, help="texts for the gradient family, explained together")] = 20,
-    seconds: Annotated[float, typer.Option(min=0, help="repeat a comparison until it took so long (each text at least once)")] = 10,
+    seconds: Annotated[float, typer.Option(min=0, help="repeat a comparison until it took so long (each text at least once)")] = 8,
     steps_scale: Annotated[float, typer.Option(min=0.001, help="multiplies steps and samples; 1 is the report's grid")] = 1.0,
     model: Annotated[list[str] | None, typer.Option(help="bert or lstm; may be repeated; both by default")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file for all the tables")] = None,

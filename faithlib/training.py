@@ -87,7 +87,7 @@ def fit(
 
     validations: name -> examples. Weights that solve the ``plateaus`` sets beat those that do not; then the mean accuracy over all sets decides. ``checkpoints`` is a folder
     that a killed run resumes from (Ctrl-C included); it is deleted at the end. History: one dict per evaluation with ``pass``, ``step``,
-    ``loss`` and the accuracy on every validation set.
+    the accuracy on every validation set, their ``mean``, ``solved`` and ``waited``.
     """
     device = classifier.device
     arguments = TrainingArguments(
@@ -132,7 +132,9 @@ def fit(
         )
         trainer.evaluate = watcher.evaluate_for(trainer)
         trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=_last_checkpoint(checkpoints))
+        last = _last_checkpoint(checkpoints)
+        watcher.resumed = torch.load(Path(last) / "order.pt", weights_only=True) if last else None
+        trainer.train(resume_from_checkpoint=last)
     classifier.model.load_state_dict(torch.load(checkpoints / "best.pt", weights_only=True))
     classifier.model.eval()
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -145,8 +147,8 @@ def _collate(classifier: TextClassifier, rows: list[dict[str, Any]]) -> dict[str
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """The newest complete checkpoint; the Trainer writes its state last."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    """The newest complete checkpoint; the watcher writes ``order.pt`` last."""
+    found = [path for path in folder.glob("checkpoint-*") if (path / "order.pt").is_file()]
     return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
 
 
@@ -169,7 +171,7 @@ class _Watcher(TrainerCallback):
         self.batches = {name: classifier.encode([e.text for e in examples]) for name, examples in validations.items()}
         self.labels = {name: torch.tensor([e.label for e in examples], device=classifier.device) for name, examples in validations.items()}
         self.history: list[dict[str, float]] = []
-        self.losses: list[float] = []
+        self.resumed: Tensor | None = None
 
     def evaluate_for(self, trainer: Trainer):
         """What replaces ``trainer.evaluate``: accuracy on every set, by the classifier's own forward pass (evaluation mode, fp32)."""
@@ -188,6 +190,17 @@ class _Watcher(TrainerCallback):
         self.history = [dict(row) for row in state.log_history if "mean" in row]
         self.meter.update(state.global_step)
 
+    def on_epoch_begin(self, args, state, control, **_kwargs):
+        # The Trainer draws the order of a pass from torch's generator as it is here; a run resumed within the pass must draw the same order.
+        if self.resumed is not None:
+            torch.set_rng_state(self.resumed)
+            self.resumed = None
+        self.pass_start = torch.get_rng_state()
+
+    def on_save(self, args, state, control, **_kwargs):
+        pass_is_over = float(state.epoch).is_integer()
+        _write(torch.get_rng_state() if pass_is_over else self.pass_start, Path(args.output_dir) / f"checkpoint-{state.global_step}" / "order.pt")
+
     def on_step_end(self, args, state, control, **_kwargs):
         self.meter.update()
 
@@ -201,16 +214,20 @@ class _Watcher(TrainerCallback):
         gained = rank >= (best[0], best[1] + self.settings.least_gain) and improved
         row = {"pass": float(state.epoch), "step": float(state.global_step), **metrics, "mean": mean, "solved": float(not on_plateau)}
         if improved:
-            target = Path(args.output_dir) / "best.pt"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(self.classifier.model.state_dict(), target.with_suffix(".part"))
-            target.with_suffix(".part").rename(target)
+            _write(self.classifier.model.state_dict(), Path(args.output_dir) / "best.pt")
         waited = 0 if on_plateau or gained else int((self.history or [{"waited": 0}])[-1]["waited"]) + 1
         self.history.append({**row, "waited": float(waited)})
         state.log_history.append(self.history[-1])
         if waited >= self.settings.patience:
             control.should_training_stop = True
         return control
+
+
+def _write(value: Any, target: Path) -> None:
+    """Save under another name and rename, so that a file that is there is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(value, target.with_suffix(".part"))
+    target.with_suffix(".part").replace(target)
 
 
 @contextlib.contextmanager

@@ -328,11 +328,11 @@ def _describe(text: str, encoding: Any) -> EncodedText:
     starts = [start for start, _ in spans]
     tokens, offsets, word = [], [], []
     for name, (start, end), special in zip(encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True):
-        while start < end and text[start].isspace():  # byte-level tokenizers may count the space in front
+        while text[start:end].strip() and text[start].isspace():  # byte-level tokenizers count the space in front; a token of nothing but space keeps it
             start += 1
         offsets.append((start, end))
         tokens.append(name if special or start >= end else text[start:end])
-        word.append(-1 if special else max(0, bisect.bisect_right(starts, start) - 1))
+        word.append(-1 if special else min(max(0, bisect.bisect_right(starts, start) - 1), len(spans) - 1))
     return EncodedText(text, tuple(tokens), tuple(offsets), tuple(word), tuple(text[a:b] for a, b in spans), bool(encoding.overflowing))
 
 

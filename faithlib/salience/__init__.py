@@ -127,6 +127,9 @@ def _complete(wanted: Configuration, family: Family) -> Configuration:
     unknown = sorted(set(dict(wanted.options)) - set(dict(first.options)))
     if unknown:
         raise ValueError(f"salience method {wanted.method!r} has no option {unknown[0]!r}; choose from: {', '.join(dict(first.options)) or 'none'}")
+    for name, value in wanted.options:
+        if isinstance(first[name], int) and not (isinstance(value, int) and value > 0):
+            raise ValueError(f"{wanted}: {name}={value} is not a whole number above 0")
     return Configuration(wanted.method, tuple(sorted({**dict(first.options), **dict(wanted.options)}.items())))
 
 
@@ -147,10 +150,7 @@ def explain(
     if not len(batch):
         return []
     predicted = model.predict(batch)
-    n_classes = 2 if model.head == "binary" else model.model.config.num_labels
-    wanted = predicted if target is None else torch.as_tensor(target, device=predicted.device).expand(len(batch)).clone()
-    if bool(((wanted < 0) | (wanted >= n_classes)).any()):
-        raise ValueError(f"target {wanted.tolist()} holds a class outside 0..{n_classes - 1}: {', '.join(model.label_names)}")
+    wanted = predicted if target is None else _targets(model, target, predicted)
     scores: list[dict[str, np.ndarray]] = [{} for _ in range(len(batch))]
     notes: list[dict[str, dict[str, float]]] = [{} for _ in range(len(batch))]
     rankable = batch.rankable.cpu()
@@ -172,6 +172,20 @@ def explain(
         pick = [tuple(column[i] for i in at) for column in (text.tokens, text.offsets, text.word)]
         result.append(Explanation(text.text, pick[0], text.words, pick[1], pick[2], text.cut, int(predicted[row]), int(wanted[row]), scores[row], notes[row]))
     return result
+
+
+def _targets(model: TextClassifier, target: int | Sequence[int], predicted: Tensor) -> Tensor:
+    """One class index per text, or an error that names the classes."""
+    n_classes = 2 if model.head == "binary" else model.model.config.num_labels
+    classes = f"0..{n_classes - 1}: {', '.join(model.label_names)}"
+    wanted = torch.as_tensor(target, device=predicted.device)
+    if wanted.is_floating_point() or wanted.dtype == torch.bool:
+        raise ValueError(f"target {target} is not a class index in {classes}")
+    if wanted.ndim and len(wanted) != len(predicted):
+        raise ValueError(f"{len(wanted)} targets for {len(predicted)} texts; give one for all or one per text")
+    if bool(((wanted < 0) | (wanted >= n_classes)).any()):
+        raise ValueError(f"target {wanted.tolist()} holds a class outside {classes}")
+    return wanted.long().expand(len(predicted)).clone()
 
 
 def spread(batch: Batch, row: int, values: Tensor) -> Tensor:

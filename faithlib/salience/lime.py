@@ -52,9 +52,9 @@ def perturbed_scores(model: TextClassifier, row: Batch, target: int, keep: np.nd
     kept[:, row.rankable[0]] = torch.from_numpy(distinct).to(row.ids.device)
     if mask == "erase":
         inputs = model.rows([row.ids[0][keeps] for keeps in kept])
-        if not inputs.ids.shape[1] or not bool(inputs.mask.any(1).all()):  # no special tokens and everything erased: one unread-looking token remains
-            filler = row.ids[0][:1]
-            inputs = model.rows([row.ids[0][keeps] if bool(keeps.any()) else filler for keeps in kept])
+        if not bool(inputs.mask.any(1).all()):  # no special tokens and everything erased: read as an empty text is
+            nothing = model.encode("").ids[0]
+            inputs = model.rows([row.ids[0][keeps] if bool(keeps.any()) else nothing for keeps in kept])
     else:
         ids = torch.where(kept, row.ids, model.special_id(mask))
         inputs = Batch(ids, row.mask.expand_as(ids), torch.zeros_like(kept))
