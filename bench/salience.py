@@ -218,14 +218,14 @@ def largest_score(scores: dict[str, np.ndarray], configuration: str, n_component
         configuration, n = configuration.replace("gradient_mean", "gradient_l1"), n_components
     else:
         n = 1
-    return float(np.abs(scores[configuration]).max()) / n
+    return max(float(np.abs(scores[configuration]).max()) / n, float(np.finfo(np.float32).tiny))
 
 
 def largest_difference(a: Scores, b: Scores, n_components: int) -> float:
-    """Largest difference of two scores of a token, in units of :func:`largest_score`."""
+    """Largest difference of two scores of a token, in units of :func:`largest_score`; NaN where a score is."""
     if [list(text) for text in a] != [list(text) for text in b]:
         raise ValueError("the two sides answered different configurations")
-    return max(float(np.abs(one[c] - other[c]).max()) / largest_score(one, c, n_components) for one, other in zip(a, b, strict=True) for c in one)
+    return float(np.max([np.abs(one[c] - other[c]).max() / largest_score(one, c, n_components) for one, other in zip(a, b, strict=True) for c in one]))
 
 
 def rank_agreement(a: Scores, b: Scores) -> dict[str, list[float]]:
@@ -263,7 +263,7 @@ def rounds(model: TextClassifier, family: str, groups: Sequence[Sequence[str]], 
 def comparison_row(found: Sequence[Round], family: str, n_logits: int) -> dict[str, object]:
     """Medians over the rounds: seconds per text, and the peer's time over faithlib's within a round."""
     time_of = {side: [r.seconds[side] for r in found] for side in found[0].seconds}
-    difference = max(r.difference for r in found)
+    difference = float(np.max([r.difference for r in found]))
     return {
         "rounds": len(found),
         "texts": len({text for r in found for text in r.texts}),

@@ -105,6 +105,13 @@ def test_a_text_beyond_the_window_is_cut_and_says_so(any_classifier):
         type(any_classifier)(any_classifier.model, any_classifier.tokenizer, window=9999)
 
 
+def test_a_text_of_bare_space_has_no_words(any_classifier):
+    """A byte-level tokenizer makes tokens of the space; they belong to no word."""
+    [encoded] = any_classifier.encode(" \t ").texts
+    assert encoded.words == ()
+    assert set(encoded.word) <= {-1}
+
+
 def test_no_texts_and_no_tokens(any_classifier):
     assert any_classifier.encode([]).ids.shape == (0, 0)
     assert any_classifier.predict_logits([]).shape == (0, any_classifier.model.config.num_labels)
@@ -385,6 +392,15 @@ def test_another_window_can_be_asked_of_a_saved_classifier(tiny_lstm, tmp_path):
     tiny_lstm.save(tmp_path)
     assert json.loads((tmp_path / "faithlib.json").read_text()) == {"window": 32}
     assert TextClassifier.load(tmp_path, window=7).encode(LONG).ids.shape[1] == 7
+
+
+def test_a_half_precision_checkpoint_is_read_in_float32(tiny_bert_two, tmp_path):
+    half = copy.deepcopy(tiny_bert_two.model).half()
+    half.save_pretrained(tmp_path)
+    tiny_bert_two.tokenizer.save_pretrained(tmp_path)
+    again = TextClassifier.load(tmp_path, window=32)
+    assert {parameter.dtype for parameter in again.model.parameters()} == {torch.float32}
+    _close(again.predict_logits(TEXTS), tiny_bert_two.predict_logits(TEXTS), 1e-2)
 
 
 def test_a_checkpoint_without_a_head_is_refused(tiny_bert, tmp_path):

@@ -28,8 +28,8 @@ TOKEN_BUDGET = 4096  # tokens per forward pass, padding included; larger batches
 class EncodedText:
     """One text as the model reads it. Lists run over the token positions of its row, special tokens included.
 
-    tokens: what stands in the text (the vocabulary's name for special tokens). offsets: character spans. word: index into ``words``, -1 for
-    special tokens. words: the text's chunks between white space. cut: True where the model does not read the whole text.
+    tokens: what stands in the text (the vocabulary's name for special tokens and bare space). offsets: character spans. word: index into
+    ``words``, -1 for special tokens and where there are no words. words: the text's chunks between white space. cut: True where the model does not read the whole text.
     """
 
     text: str
@@ -190,6 +190,11 @@ class TextClassifier:
         # RoBERTa's kind counts positions from its padding id on.
         return limit - 2 if config.model_type in ("roberta", "xlm-roberta", "camembert") else limit
 
+    def _filler(self) -> int:
+        """What stands in unread places, and in the one place of an empty text that a tokenizer puts nothing around."""
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.unk_token_id)
+        return next((token for token in candidates if token is not None), 0)
+
     # Text in
 
     def encode(self, texts: Any) -> Batch:
@@ -200,7 +205,7 @@ class TextClassifier:
             return Batch(empty, empty.bool(), empty.bool())
         encodings = self.tokenizer(texts, truncation=True, max_length=self.window, return_special_tokens_mask=True, **AS_WRITTEN).encodings
         width = max(1, max(len(e.ids) for e in encodings))
-        ids = torch.full((len(texts), width), self.special_ids.get("pad", 0), dtype=torch.long)
+        ids = torch.full((len(texts), width), self._filler(), dtype=torch.long)
         mask = torch.zeros((len(texts), width), dtype=torch.bool)
         rankable = torch.zeros((len(texts), width), dtype=torch.bool)
         described = []
@@ -210,7 +215,7 @@ class TextClassifier:
             mask[row, :n] = True
             rankable[row, :n] = ~torch.tensor(encoding.special_tokens_mask, dtype=torch.bool)
             described.append(_describe(text, encoding))
-        if not mask.any(1).all():  # a tokenizer without special tokens and an empty text: one padding token, read but never ranked
+        if not mask.any(1).all():  # a tokenizer without special tokens and an empty text: one filler, read but never ranked
             mask[~mask.any(1), 0] = True
         return Batch(ids.to(self.device), mask.to(self.device), rankable.to(self.device), tuple(described))
 
@@ -220,7 +225,7 @@ class TextClassifier:
 
     def rows(self, ids: Sequence[Tensor]) -> Batch:
         """Given token id rows (special tokens included) as one batch; nothing in it is rankable."""
-        padded = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True, padding_value=self.special_ids.get("pad", 0))
+        padded = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True, padding_value=self._filler())
         lengths = torch.tensor([len(row) for row in ids], device=padded.device)
         mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
         return Batch(padded, mask, torch.zeros_like(mask))
@@ -328,7 +333,7 @@ def _describe(text: str, encoding: Any) -> EncodedText:
     starts = [start for start, _ in spans]
     tokens, offsets, word = [], [], []
     for name, (start, end), special in zip(encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True):
-        while text[start:end].strip() and text[start].isspace():  # byte-level tokenizers count the space in front; a token of nothing but space keeps it
+        while start < end and text[start].isspace():  # byte-level tokenizers may count the space in front
             start += 1
         offsets.append((start, end))
         tokens.append(name if special or start >= end else text[start:end])

@@ -184,7 +184,7 @@ def _targets(model: TextClassifier, target: int | Sequence[int], predicted: Tens
     if wanted.ndim and len(wanted) != len(predicted):
         raise ValueError(f"{len(wanted)} targets for {len(predicted)} texts; give one for all or one per text")
     if bool(((wanted < 0) | (wanted >= n_classes)).any()):
-        raise ValueError(f"target {wanted.tolist()} holds a class outside {classes}")
+        raise ValueError(f"target {wanted.reshape(-1).tolist()} holds a class outside {classes}")
     return wanted.long().expand(len(predicted)).clone()
 
 
