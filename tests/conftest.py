@@ -34,14 +34,21 @@ def own_cache(tmp_path_factory):
 
 
 def _lively(build):
-    """``build()`` with one seed, and weights large enough that the logits differ between texts."""
-    with torch.random.fork_rng():
+    """``build()`` with one seed, weights large enough that the logits differ between texts, and nothing at zero that training would move from it.
+
+    An LSTM without biases, say, stays at zero while it reads padding of zeros, and a reading from the wrong end would go unseen.
+    """
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         classifier = build()
-    with torch.no_grad():
         for module in classifier.model.modules():
             if type(module).__name__ in ("Linear", "Conv1D"):
                 module.weight.mul_(1.5 / module.weight.std() / module.weight.shape[-1] ** 0.5)
+        for name, parameter in classifier.model.named_parameters():
+            if "bias" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        words = classifier.model.get_input_embeddings().weight
+        words[~words.any(1)] = words.std()
     classifier.model.eval()
     return classifier
 

@@ -85,12 +85,14 @@ def test_another_seed_gives_another_order_from_the_same_start(tmp_path):
     assert not torch.allclose(*found, atol=1e-3)
 
 
-@pytest.mark.parametrize("every", [None, 7, 10])
-def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, monkeypatch, every):
-    """Between two passes and within one; interrupted twice, for the second time before anything new was saved within its pass."""
+@pytest.mark.parametrize(
+    ("every", "interrupted_at", "saved_at"), [(None, (26, 36), (20, 30)), (7, (26, 36), (21, 35)), (5, (23, 28), (20, 25))], ids=["passes", "within", "both"]
+)
+def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, monkeypatch, every, interrupted_at, saved_at):
+    """Interrupted twice; resumed between two passes of ten steps, within one, and first the one, then the other."""
     settings = TrainingSettings(learning_rate=1e-2, batch_size=20, max_passes=5, patience=20, evaluate_every=every)
     whole, history = _fit(tmp_path / "whole", settings)
-    steps, breaks = [], [26, 36]
+    steps, breaks = [], list(interrupted_at)
     real = training._Watcher.on_step_end
 
     def interrupted(self, args, state, control, **rest):
@@ -107,8 +109,8 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path, monkeypatch, ev
         breaks.pop(0)
         assert (folder / "checkpoints" / "best.pt").is_file()
     resumed, again = _fit(folder, settings)
-    first, second = {None: (20, 30), 7: (21, 35), 10: (20, 30)}[every]
-    assert steps == [*range(1, 27), *range(first + 1, 37), *range(second + 1, 51)]
+    starts, ends = (0, *saved_at), (*interrupted_at, 50)
+    assert steps == [step for start, end in zip(starts, ends, strict=True) for step in range(start + 1, end + 1)]
     assert again == history
     assert torch.equal(_logits(resumed), _logits(whole))
     assert not (folder / "checkpoints").exists()
