@@ -15,4 +15,9 @@ The rooms, left to right; a module imports only from its left, and ``tests/test_
     figures heatmap report cli          what people look at
 """
 
+import warnings
+
 __version__ = "0.1.0"
+
+# tqdm wants its Jupyter widget; this project shows plain text, and the warning would print a folder of the reader's machine into the notebook.
+warnings.filterwarnings("ignore", message="IProgress not found")

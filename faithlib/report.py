@@ -147,6 +147,7 @@ def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path,
     before = _files(folder)
     os.environ["FAITHLIB_REPORT"] = str(folder)
     os.environ["FAITHLIB_ROOT"] = str(paths.ROOT)
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # as in faithlib/__init__, for a notebook that imports another library first
     logging.getLogger("papermill").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
