@@ -32,7 +32,9 @@ def perturbations(n_tokens: int, n_samples: int, seed: int, text: str) -> np.nda
 
 
 def surrogate(keep: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-    """(weight of every token, weighted R²) of lime's linear model; R² is NaN where the values do not vary."""
+    """(weight of every token, weighted R²) of lime's linear model; where the values do not vary, zeros (not rounding error) and NaN."""
+    if not np.ptp(values) > 0:
+        return np.zeros(keep.shape[1]), float("nan")
     share = keep.mean(1)
     distances = 100 * (1 - np.sqrt(share))  # cosine distance of a 0/1 mask to all ones is 1 - sqrt(share kept)
     base = LimeBase(lambda d: np.sqrt(np.exp(-(d**2) / KERNEL_WIDTH**2)))
@@ -41,7 +43,7 @@ def surrogate(keep: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
     result = np.zeros(keep.shape[1])
     for token, weight in weights:
         result[token] = weight
-    return result, float(r2) if np.ptp(values) > 0 else float("nan")
+    return result, float(r2)
 
 
 @torch.no_grad()
