@@ -120,9 +120,8 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@functools.lru_cache(maxsize=8)
-def classifier(experiment: Experiment, model: str, shortcut: str | None) -> TextClassifier:
-    """The trained classifier: on mixed data, or on source data alone where ``shortcut`` is None."""
+def _trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
+    """The folder of the trained classifier and its history; trains where it is not there."""
     key = _classifier_key(experiment, model, shortcut)
 
     def build(folder: Path) -> None:
@@ -137,19 +136,24 @@ def classifier(experiment: Experiment, model: str, shortcut: str | None) -> Text
             fresh = _build(experiment, model, [example.text for example in data.train])
             fresh.model.to(device())
             label = f"training {model}, {(shortcut or 'source data').replace('_', ' ')}"
-            history = fit(fresh, train, validations, experiment.model(model)[1], experiment.seed, cache.scratch(key), label)
+            progress = fit(fresh, train, validations, experiment.model(model)[1], experiment.seed, cache.scratch(key), label)
         fresh.save(folder)
-        pd.DataFrame(history).to_csv(folder / "history.csv", index=False)
+        pd.DataFrame(progress).to_csv(folder / "history.csv", index=False)
 
-    found = TextClassifier.load(cache.folder(key, build))
+    return cache.folder(key, build)
+
+
+@functools.lru_cache(maxsize=8)
+def classifier(experiment: Experiment, model: str, shortcut: str | None) -> TextClassifier:
+    """The trained classifier: on mixed data, or on source data alone where ``shortcut`` is None."""
+    found = TextClassifier.load(_trained(experiment, model, shortcut))
     found.model.to(device())
     return found
 
 
 def history(experiment: Experiment, model: str, shortcut: str | None) -> pd.DataFrame:
     """How the training went: one row per evaluation, accuracies on the validation sets."""
-    classifier(experiment, model, shortcut)
-    return pd.read_csv(cache.folder(_classifier_key(experiment, model, shortcut), lambda _: None) / "history.csv")
+    return pd.read_csv(_trained(experiment, model, shortcut) / "history.csv")
 
 
 @functools.lru_cache(maxsize=64)

@@ -120,6 +120,16 @@ def test_nothing_is_served_for_other_settings(small):
     assert experiment._classifier_key(small, "lstm", None) not in keys
 
 
+def test_history_is_read_from_where_the_classifier_was_trained_and_never_from_an_empty_folder(small, tmp_path, monkeypatch):
+    experiment.classifier(small, "lstm", None)  # remembered in the process
+    assert experiment.history(small, "lstm", None)["source"].between(0, 1).all()
+    trained = []
+    monkeypatch.setenv("FAITHLIB_CACHE", str(tmp_path))
+    monkeypatch.setattr(experiment, "fit", lambda *args: trained.append(args) or [{"pass": 1.0, "source": 0.5}])
+    assert experiment.history(small, "lstm", None)["source"].tolist() == [0.5]
+    assert len(trained) == 1
+
+
 def test_a_changed_data_file_is_another_experiment(small, tmp_path):
     copy = tmp_path / "texts.csv"
     copy.write_text(Path(small.data.path).read_text())
