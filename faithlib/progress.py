@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 from tqdm import tqdm
-
-T = TypeVar("T")
 
 
 def in_notebook() -> bool:
@@ -73,12 +69,3 @@ class _Line:
 
     def __repr__(self) -> str:
         return self.text
-
-
-def track(items: Iterable[T], label: str) -> Iterator[T]:
-    """Iterate over ``items`` and show how far it is."""
-    items = list(items)
-    with Meter(len(items), label) as meter:
-        for item in items:
-            yield item
-            meter.update()

@@ -94,8 +94,8 @@ def bert(settings: ModelSettings, texts: Sequence[str], markers: Sequence[str], 
             f"with a network: hf download {source} --revision {revision or 'main'}; without one, set weights to a local folder or to 'packaged'"
         ) from error
     add_markers(tokenizer, list(markers))
-    # The markers start at the mean of the other embeddings, the library's default. Drawn at random they meant something to a model that was
-    # never trained on them: MiniLM's source model was at 44 % on single token, where 50 % is chance.
+    # The markers start at the mean of the other embeddings, the library's default. Drawn at random they can mean something to a
+    # model that was never trained on them: MiniLM's source model then failed the verification of single token.
     with quiet():
         model.resize_token_embeddings(len(tokenizer), mean_resizing=True)
     return TextClassifier.wrap(model, tokenizer, window=settings.window)

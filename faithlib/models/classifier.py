@@ -21,7 +21,7 @@ from faithlib.shapes import Embeddings, Ids, Logits, Mask
 
 # "[SEP]" written in a text is a text, not a separator; tokens added as markers are not special and still match.
 AS_WRITTEN = {"split_special_tokens": True}
-TOKEN_BUDGET = 4096  # tokens per forward pass, padding included; larger batches gained nothing on two cores
+TOKEN_BUDGET = 4096  # tokens per forward pass, padding included: what bounds memory, whatever the steps and samples
 
 
 @dataclass(frozen=True)
