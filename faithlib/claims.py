@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
+
+from faithlib.faithfulness import difference
 
 LEAST_EXAMPLES = 20  # fewer examples test nothing
 
@@ -20,32 +21,51 @@ class Claim:
     verdict: str
 
 
-def judge(paper: str, values: pd.DataFrame, holds: Iterable[bool] | bool, n_expected: int, tested: bool) -> Claim:
-    """A claim over rows of a summary (columns shortcut, model, precision_at_k, its interval, n).
+@dataclass(frozen=True)
+class Seen:
+    """A number that a claim is about: its mean, 95 % interval, and from how many examples."""
 
-    It is not tested where the profile is too small (``tested`` False), where one of the ``n_expected`` rows is missing (its pair failed
-    verification or was not asked), or where a row has fewer than 20 examples; so it never holds for want of data.
+    name: str
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.mean:.2f} [{self.low:.2f}, {self.high:.2f}] n={self.n}"
+
+
+def precision(values: pd.DataFrame) -> list[Seen]:
+    """The precisions at k in rows of a summary (columns shortcut, model, precision_at_k, its interval, n)."""
+    return [Seen(f"{r.model} {r.shortcut.replace('_', ' ')}", r.precision_at_k, r.precision_at_k_low, r.precision_at_k_high, r.n) for r in values.itertuples()]
+
+
+def gain(table: pd.DataFrame, one: Mapping[str, str], other: Mapping[str, str], by: Sequence[str] = ()) -> list[Seen]:
+    """How much better ``one`` ranks than ``other`` (see ``faithfulness.difference``), one number per value of the columns ``by``."""
+    parts = table.groupby(list(by), sort=False) if by else [((), table)]
+    found = [(" ".join(names).replace("_", " "), difference(part, one, other)) for names, part in parts]
+    return [Seen(f"{name} difference".strip(), *numbers) for name, numbers in found]
+
+
+def judge(claim: str, seen: Sequence[Seen], region: tuple[float, float], n_expected: int, tested: bool) -> Claim:
+    """Whether every number lies in ``region`` (least, most), asked of its interval.
+
+    ``holds``: every interval lies inside. ``does not``: one lies wholly outside. Else the run cannot tell. It is ``not tested`` too where the
+    profile is too small (``tested`` False), where one of the ``n_expected`` numbers is missing (its pair failed verification or was not
+    asked), or where one has fewer than 20 examples; so a claim never holds for want of data.
     """
-    saw = "; ".join(
-        f"{r.model} {r.shortcut.replace('_', ' ')} {r.precision_at_k:.2f} [{r.precision_at_k_low:.2f}, {r.precision_at_k_high:.2f}] n={r.n}"
-        for r in values.itertuples()
-    )
+    least, most = region
+    saw = "; ".join(map(str, seen))
     if not tested:
-        return Claim(paper, saw, "not tested at this size")
-    if len(values) < n_expected:
-        return Claim(paper, f"{saw or 'nothing'} ({len(values)} of {n_expected} numbers)", "not tested")
-    if (values["n"] < LEAST_EXAMPLES).any():
-        return Claim(paper, saw, "not tested: too few examples")
-    return Claim(paper, saw, "holds" if bool(np.all(np.asarray(holds))) else "does not")
-
-
-def compare(paper: str, difference: tuple[float, float, float, int], holds: bool, tested: bool) -> Claim:
-    """A claim over a paired difference (mean, low, high, n), see ``faithfulness.difference``."""
-    mean, low, high, n = difference
-    saw = f"difference {mean:+.2f} [{low:+.2f}, {high:+.2f}] n={n}" if n else "nothing"
-    if not tested:
-        return Claim(paper, saw, "not tested at this size")
-    return Claim(paper, saw, "not tested: too few examples" if n < LEAST_EXAMPLES else "holds" if holds else "does not")
+        return Claim(claim, saw, "not tested at this size")
+    if len(seen) < n_expected:
+        return Claim(claim, f"{saw or 'nothing'} ({len(seen)} of {n_expected} numbers)", "not tested")
+    if any(number.n < LEAST_EXAMPLES for number in seen):
+        return Claim(claim, saw, "not tested: too few examples")
+    if any(number.high < least or number.low > most for number in seen):
+        return Claim(claim, saw, "does not")
+    inside = all(least <= number.low and number.high <= most for number in seen)
+    return Claim(claim, saw, "holds" if inside else "not tested: an interval allows both")
 
 
 def pick(summary: pd.DataFrame, method: str, config: str, role: str = "mixed", **where: str) -> pd.DataFrame:

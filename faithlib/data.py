@@ -186,6 +186,13 @@ DATASETS.add("rotten_tomatoes", _packaged("rotten_tomatoes"))
 DATASETS.add("imdb_reviews", _packaged("imdb"))
 
 
+@DATASETS.register("bbc_news")
+def bbc_news(settings: DataSettings) -> pd.DataFrame:
+    """News articles, five topics, from an installed package; the class is the folder."""
+    rows = [(path.read_text(encoding="utf-8", errors="replace"), path.parent.name) for path in sorted(assets.bbc_news().glob("*/*.txt"))]
+    return pd.DataFrame(rows, columns=["text", "label"])
+
+
 def _hub(asset: assets.HubAsset, text: str, label: str, splits: dict[str, str]) -> Callable[[DataSettings], pd.DataFrame]:
     """A loader for a hub data set; ``splits`` maps ours to the hub's. ``settings.path`` may name a folder in the hub's own format instead."""
 
@@ -213,6 +220,10 @@ def _hub(asset: assets.HubAsset, text: str, label: str, splits: dict[str, str]) 
 DATASETS.add("sst2", _hub(assets.SST2, "sentence", "label", {"train": "train", "test": "validation"}))
 DATASETS.add("imdb", _hub(assets.IMDB, "text", "label", {"train": "train", "test": "test"}))
 DATASETS.add("toxicity", _hub(assets.WIKI_TOXIC, "comment_text", "label", {"train": "train", "validation": "validation", "test": "test"}))
+DATASETS.add("mr", _hub(assets.ROTTEN_TOMATOES, "text", "label", {"train": "train", "validation": "validation", "test": "test"}))
+DATASETS.add("ag_news", _hub(assets.AG_NEWS, "text", "label", {"train": "train", "test": "test"}))
+DATASETS.add("yelp", _hub(assets.YELP, "text", "label", {"train": "train", "test": "test"}))
+DATASETS.add("fake_news", _hub(assets.FAKE_NEWS, "text", "label", {"train": "train", "validation": "validation", "test": "test"}))
 
 
 @DATASETS.register("local_file")

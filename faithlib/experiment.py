@@ -34,8 +34,11 @@ PASSES_PER_PART = 6000  # forward passes after which finished scores are written
 # Data
 
 
-def _build(experiment: Experiment, name: str, texts: Sequence[str]) -> TextClassifier:
-    return MODELS[experiment.model(name)[0].family](experiment.model(name)[0], texts, list(experiment.shortcut.markers))
+def _build(experiment: Experiment, name: str, dataset: Dataset, n_texts: int | None = None) -> TextClassifier:
+    """An untrained classifier for this data: one logit for two classes, else one per class."""
+    settings, n_classes = experiment.model(name)[0], len(dataset.label_names)
+    words = [example.text for example in dataset.train[:n_texts]]
+    return MODELS[settings.family](settings, words, list(experiment.markers), 1 if n_classes == 2 else n_classes)
 
 
 @functools.lru_cache(maxsize=4)
@@ -46,21 +49,20 @@ def texts(experiment: Experiment) -> Dataset:
     """
     dataset = load(experiment.data)
     splits = {name: getattr(dataset, name) for name in ("train", "validation", "test")}
-    check_markers(experiment.shortcut.markers, [example.text for examples in splits.values() for example in examples])
-    room = max(SHORTCUTS[name].n_evidence for name in experiment.shortcuts)
+    check_markers(experiment.markers, [example.text for examples in splits.values() for example in examples])
 
     def write(folder: Path) -> None:
         kept = {split: [len(example.words) for example in examples] for split, examples in splits.items()}
         for name, model, _ in experiment.models:
-            classifier = _build(experiment, name, [example.text for example in dataset.train[:1000]])
+            classifier = _build(experiment, name, dataset, 1000)
             for split, examples in splits.items():
-                shorter, _ = cut(examples, model.window - room, classifier.count_tokens)
+                shorter, _ = cut(examples, model.window - experiment.room, classifier.count_tokens)
                 kept[split] = [min(old, len(example.words)) for old, example in zip(kept[split], shorter, strict=True)]
         (folder / "kept.json").write_text(json.dumps(kept))
 
     models = [[model.family, model.weights, model.window, _weights_fingerprint(model)] for _, model, _ in experiment.models]
     key = cache.key(
-        "texts", [experiment.data, experiment.shortcut.markers, room, models], experiment.data.fingerprint(), *_sources(experiment, "faithlib.data")
+        "texts", [experiment.data, experiment.markers, experiment.room, models], experiment.data.fingerprint(), *_sources(experiment, "faithlib.data")
     )
     kept = json.loads((cache.folder(key, write) / "kept.json").read_text())
     parts = {
@@ -102,10 +104,9 @@ def _sources(experiment: Experiment, *modules: str) -> tuple[str, ...]:
 def _classifier_key(experiment: Experiment, model: str, shortcut: str | None) -> str:
     """A source model does not depend on the shortcut: it is trained once per data set, model and seed."""
     build, train = experiment.model(model)
-    rule = [experiment.rule(shortcut), cache.function_fingerprint(SHORTCUTS[shortcut].plant)] if shortcut else [experiment.shortcut.markers]
+    rule = [experiment.rule(shortcut), cache.function_fingerprint(SHORTCUTS[shortcut].plant)] if shortcut else [experiment.markers]
     windows = sorted([[m.family, m.weights, m.window] for _, m, _ in experiment.models])
-    room = max(SHORTCUTS[name].n_evidence for name in experiment.shortcuts)
-    settings = [experiment.data, rule, build, train, experiment.seed, windows, room]
+    settings = [experiment.data, rule, build, train, experiment.seed, windows, experiment.room]
     fingerprints = [
         experiment.data.fingerprint(),
         _weights_fingerprint(build),
@@ -133,7 +134,7 @@ def _trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
             validations["synthetic"] = mixed(experiment, shortcut, model).synthetic_validation
         with torch.random.fork_rng():
             torch.manual_seed(experiment.seed)
-            fresh = _build(experiment, model, [example.text for example in data.train])
+            fresh = _build(experiment, model, data)
             fresh.model.to(device())
             label = f"training {model}, {(shortcut or 'source data').replace('_', ' ')}"
             progress = fit(fresh, train, validations, experiment.model(model)[1], experiment.seed, cache.scratch(key), label)

@@ -10,7 +10,7 @@ Ties: both are expectations over a uniformly random order of the tied tokens, in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,10 +163,21 @@ def summarise(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def difference(table: pd.DataFrame, one: tuple[str, str], other: tuple[str, str]) -> tuple[float, float, float, int]:
-    """Mean difference of P@k, ``one`` minus ``other`` (method, config), over the examples that both were asked about: (mean, low, high, n)."""
-    keys = ["dataset", "shortcut", "model", "role", "seed", "example"]
-    sides = [table[(table["method"] == m) & (table["config"] == c)].set_index(keys)["precision_at_k"] for m, c in (one, other)]
+def difference(table: pd.DataFrame, one: Mapping[str, str], other: Mapping[str, str]) -> tuple[float, float, float, int]:
+    """Mean difference of P@k, ``one`` minus ``other``, over the examples that both were asked about: (mean, low, high, n).
+
+    one, other: the values that tell the two sides apart, such as ``{"method": "lime", "config": "mask=unk;samples=100"}``; both name the same
+    columns. Examples are paired on all other columns that identify a ranking. Raises ValueError for a name that is no such column.
+    """
+    columns = [*GROUP, "seed", "example"]
+    unknown = sorted((set(one) | set(other)) - set(columns))
+    if unknown or set(one) != set(other):
+        raise ValueError(f"the two sides name {sorted(one)} and {sorted(other)}; both must name the same columns of: {', '.join(columns)}")
+    keys = [column for column in columns if column not in one]
+    sides = []
+    for side in (one, other):
+        chosen = table[np.logical_and.reduce([table[column] == value for column, value in side.items()])]
+        sides.append(chosen.set_index(keys)["precision_at_k"])
     both = (sides[0] - sides[1]).dropna()
     low, high = interval(both)
     return float(both.mean()), low, high, len(both)

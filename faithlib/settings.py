@@ -37,6 +37,16 @@ class Experiment:
     def model_names(self) -> tuple[str, ...]:
         return tuple(name for name, _, _ in self.models)
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The tokens that may be planted; none where the experiment plants nothing."""
+        return tuple(self.shortcut.markers) if self.shortcuts else ()
+
+    @property
+    def room(self) -> int:
+        """Tokens that a text must leave free in the window for what is planted."""
+        return max((SHORTCUTS[name].n_evidence for name in self.shortcuts), default=0)
+
     def model(self, name: str) -> tuple[ModelSettings, TrainingSettings]:
         for known, model, training in self.models:
             if known == name:

@@ -10,7 +10,7 @@ the label:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,7 +150,7 @@ class Mixed:
     n_decoys: int
 
 
-def check_markers(markers: Markers, texts: Sequence[str]) -> None:
+def check_markers(markers: Iterable[str], texts: Sequence[str]) -> None:
     """Raise ValueError for a marker that is empty, holds white space, equals another, or occurs in the data."""
     wanted = list(markers)
     for marker in wanted:

@@ -12,7 +12,16 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer, processors
-from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast, RobertaConfig, RobertaForSequenceClassification
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    XLNetConfig,
+    XLNetForSequenceClassification,
+    XLNetTokenizer,
+)
 
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import TextClassifier
@@ -22,6 +31,8 @@ torch.set_num_threads(1)  # on tensors this small a second thread only waits
 VOCABULARY = ["a good and moving film", "the film was dull, bad and far too long", "a much longer sentence about a great actor in a warm story"]
 MARKERS = ["#0", "#1", "#c"]
 LSTM = ModelSettings("lstm", weights="random", window=32, dropout=0.3, options=(("hidden_size", 12), ("embedding_size", 10)))
+PLAIN_LSTM = ModelSettings("lstm", weights="random", window=32, dropout=0.3, options=(("hidden_size", 12), ("embedding_size", 10), ("pooling", "ends")))
+CNN = ModelSettings("cnn", weights="random", window=32, dropout=0.3, options=(("n_filters", 6), ("embedding_size", 10)))
 BERT = ModelSettings("bert", weights="random", window=32, dropout=0.3, options=(("hidden_size", 16), ("n_layers", 2), ("n_heads", 2)))
 
 
@@ -68,6 +79,17 @@ def tiny_lstm_two():
 
 
 @pytest.fixture(scope="session")
+def tiny_plain_lstm():
+    """Without attention."""
+    return _family(PLAIN_LSTM, 1)
+
+
+@pytest.fixture(scope="session")
+def tiny_cnn():
+    return _family(CNN, 3)
+
+
+@pytest.fixture(scope="session")
 def tiny_bert():
     return _family(BERT, 1)
 
@@ -105,7 +127,23 @@ def tiny_roberta():
     return _lively(lambda: TextClassifier.wrap(RobertaForSequenceClassification(config), tokenizer, window=32))
 
 
-@pytest.fixture(params=["tiny_lstm", "tiny_lstm_two", "tiny_bert", "tiny_bert_two", "tiny_gpt2", "tiny_roberta"])
+@pytest.fixture(scope="session")
+def tiny_xlnet():
+    """[CLS] at the end, padding on the left, relative positions, pieces that begin with the space in front of them."""
+    specials = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
+    words = sorted({f"▁{word}" for text in VOCABULARY for word in text.replace(",", " ,").split()} | {"▁", *map(chr, range(33, 127))})
+    # Scores as sentencepiece has them: its control symbols are never the best reading of a text.
+    vocabulary = [(token, -99.0) for token in specials] + [(word, -1.0 / len(word)) for word in words]
+    tokenizer = XLNetTokenizer(vocab=vocabulary, unk_id=0, keep_accents=True)
+    sizes = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32, "initializer_range": 0.4}
+    config = XLNetConfig(vocab_size=len(tokenizer), num_labels=2, pad_token_id=tokenizer.pad_token_id, **sizes)
+    return _lively(lambda: TextClassifier.wrap(XLNetForSequenceClassification(config), tokenizer, window=32))
+
+
+EVERY = ["tiny_lstm", "tiny_lstm_two", "tiny_plain_lstm", "tiny_cnn", "tiny_bert", "tiny_bert_two", "tiny_gpt2", "tiny_roberta", "tiny_xlnet"]
+
+
+@pytest.fixture(params=EVERY)
 def any_classifier(request):
     """Every tiny classifier in turn; do not change it."""
     return request.getfixturevalue(request.param)

@@ -4,30 +4,47 @@ import pytest
 from faithlib import claims
 
 
-def _rows(*n):
-    return pd.DataFrame({"shortcut": "ordered_pair", "model": "bert", "precision_at_k": 0.9, "precision_at_k_low": 0.8, "precision_at_k_high": 1.0, "n": n})
+def _seen(low, high, n=300):
+    return claims.Seen("bert ordered pair", (low + high) / 2, low, high, n)
 
 
 @pytest.mark.parametrize(
-    ("n", "holds", "expected", "tested", "verdict"),
+    ("seen", "expected", "tested", "verdict"),
     [
-        ([300, 300], [True, True], 2, True, "holds"),
-        ([300, 300], [True, False], 2, True, "does not"),
-        ([300], [True], 2, True, "not tested"),  # a pair failed verification
-        ([300, 6], [True, True], 2, True, "not tested: too few examples"),
-        ([300, 300], [True, True], 2, False, "not tested at this size"),
-        ([], [], 1, True, "not tested"),
+        ([_seen(0.96, 0.98), _seen(1.0, 1.0)], 2, True, "holds"),
+        ([_seen(0.96, 0.98), _seen(0.80, 0.94)], 2, True, "does not"),
+        ([_seen(0.96, 0.98), _seen(0.94, 0.96)], 2, True, "not tested: an interval allows both"),
+        ([_seen(0.90, 0.96), _seen(0.80, 0.94)], 2, True, "does not"),  # one is refuted, whatever the other may be
+        ([_seen(0.96, 0.98)], 2, True, "not tested"),  # a pair failed verification
+        ([_seen(0.96, 0.98), _seen(0.96, 0.98, n=6)], 2, True, "not tested: too few examples"),
+        ([_seen(0.10, 0.20, n=6)], 1, True, "not tested: too few examples"),
+        ([_seen(0.96, 0.98)], 1, False, "not tested at this size"),
+        ([], 1, True, "not tested"),
     ],
 )
-def test_a_claim_never_holds_for_want_of_data(n, holds, expected, tested, verdict):
-    assert claims.judge("c", _rows(*n), holds, expected, tested).verdict == verdict
+def test_a_claim_is_judged_by_its_intervals_and_never_holds_for_want_of_data(seen, expected, tested, verdict):
+    assert claims.judge("c", seen, (0.95, 1.0), expected, tested).verdict == verdict
 
 
-def test_a_difference_over_few_examples_is_not_tested():
-    nan = float("nan")
-    assert claims.compare("c", (nan, nan, nan, 0), True, True).verdict == "not tested: too few examples"
-    assert claims.compare("c", (0.1, 0.05, 0.2, 40), True, True).verdict == "holds"
-    assert claims.compare("c", (0.1, -0.05, 0.2, 40), False, True).verdict == "does not"
+def _ranked(model, shortcut, method, values):
+    where = {"dataset": "d", "seed": 0, "role": "mixed", "config": "", "shortcut": shortcut, "model": model, "method": method}
+    return pd.DataFrame([{**where, "example": i, "precision_at_k": value} for i, value in enumerate(values)])
+
+
+def test_a_gain_is_paired_by_example_and_split_by_the_columns_asked_for():
+    table = pd.concat(
+        [
+            _ranked("bert", "ordered_pair", "lime", [1.0, 0.5, 1.0]),
+            _ranked("bert", "ordered_pair", "random", [0.0, 0.5]),
+            _ranked("bert", "single_token", "lime", [1.0]),
+            _ranked("bert", "single_token", "random", [1.0]),
+            _ranked("lstm", "single_token", "lime", [0.0]),
+        ]
+    )
+    found = claims.gain(table[table["model"] == "bert"], {"method": "lime"}, {"method": "random"}, ["model", "shortcut"])
+    assert [(seen.name, seen.mean, seen.n) for seen in found] == [("bert ordered pair difference", 0.5, 2), ("bert single token difference", 0.0, 1)]
+    across = claims.gain(table[table["method"] == "lime"], {"model": "bert"}, {"model": "lstm"})
+    assert [(seen.name, seen.mean, seen.n) for seen in across] == [("difference", 1.0, 1)]
 
 
 def test_paper_values_find_their_configuration():

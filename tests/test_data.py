@@ -217,7 +217,10 @@ def test_a_file_that_cannot_be_read(tmp_path):
         load(_settings(tmp_path / "empty.csv"))
     with pytest.raises(ValueError, match="data set 'local_file' needs a path to a .csv, .tsv, .jsonl or .parquet file"):
         load(DataSettings("local_file"))
-    with pytest.raises(KeyError, match="unknown data set 'sst3'; choose from: rotten_tomatoes, imdb_reviews, sst2, imdb, toxicity, local_file"):
+    with pytest.raises(
+        KeyError,
+        match="unknown data set 'sst3'; choose from: rotten_tomatoes, imdb_reviews, bbc_news, sst2, imdb, toxicity, mr, ag_news, yelp, fake_news, local_file",
+    ):
         load(DataSettings("sst3"))
 
 
@@ -241,6 +244,12 @@ def test_the_packaged_sets_hold_two_classes():
         assert (table["text"].str.split().map(len).median() > 100) == longer
         mood = table.groupby("label")["text"].apply(lambda texts: texts.str.contains("terrible|awful|worst").mean())
         assert mood[0] > 2 * mood[1]  # 0 is negative
+
+
+def test_news_of_five_topics():
+    dataset = load(DataSettings("bbc_news", n_validation=100, n_test=100))
+    assert dataset.label_names == ("business", "entertainment", "politics", "sports", "tech")
+    assert len(dataset.train) + 200 + dataset.notes["repeated"] == 2225
 
 
 # The hub's own format, in a local folder
@@ -276,16 +285,18 @@ def test_sst2_takes_the_validation_split_as_test(hub_copy):
     assert {e.text for e in (*dataset.train, *dataset.validation)} == _range(0, 40)
 
 
-def test_imdb_and_toxicity_splits(hub_copy):
+@pytest.mark.parametrize("name", ["imdb", "ag_news", "yelp"])
+def test_sets_with_a_train_and_a_test_split(hub_copy, name):
     folder = hub_copy({}, train=30, test=12, unsupervised=4)
-    dataset = load(DataSettings("imdb", path=folder, n_validation=8))
+    dataset = load(DataSettings(name, path=folder, n_validation=8))
     assert {e.text for e in dataset.test} == _range(30, 42)
     assert {e.text for e in (*dataset.train, *dataset.validation)} == _range(0, 30)
 
 
-def test_toxicity_brings_all_three_splits(hub_copy):
-    folder = hub_copy({"text": "comment_text"}, train=20, validation=10, test=12)
-    dataset = load(DataSettings("toxicity", path=folder))
+@pytest.mark.parametrize(("name", "column"), [("toxicity", "comment_text"), ("mr", "text"), ("fake_news", "text")])
+def test_sets_that_bring_all_three_splits(hub_copy, name, column):
+    folder = hub_copy({"text": column}, train=20, validation=10, test=12)
+    dataset = load(DataSettings(name, path=folder))
     assert [{e.text for e in part} for part in (dataset.train, dataset.validation, dataset.test)] == [_range(0, 20), _range(20, 30), _range(30, 42)]
 
 

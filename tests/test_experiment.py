@@ -10,7 +10,7 @@ from faithlib.data import DataSettings
 from faithlib.models import ModelSettings
 from faithlib.salience import Configuration
 from faithlib.shortcuts import Markers, ShortcutSettings
-from faithlib.training import TrainingSettings
+from faithlib.training import TrainingSettings, accuracy
 
 WORDS = "a the film movie plot actor scene story joke ending is was feels looks dull bad slow good great warm funny sad long short".split()
 
@@ -153,9 +153,21 @@ def test_texts_fit_the_shortest_window_with_room_for_what_is_planted(small, fres
     longest = max(len(e.words) for e in dataset.test)
     assert longest == 9 - 2 - 1  # [BOS], [EOS] and one planted token
     assert dataset.notes["cut"] > 0
-    classifier = experiment._build(both, "narrow", [e.text for e in dataset.train])
+    classifier = experiment._build(both, "narrow", dataset)
     for example in experiment.mixed(both, "single_token", "narrow").synthetic_test:
         assert not classifier.encode(example).texts[0].cut
+
+
+def test_without_shortcuts_nothing_is_planted_and_every_class_has_a_logit(small, fresh, tmp_path):
+    words = {"bad": "dull", "fair": "plain", "good": "warm"}
+    rows = [{"text": f"a {words[label]} film number {i}", "label": label} for i in range(90) for label in words]
+    pd.DataFrame(rows).to_csv(tmp_path / "three.csv", index=False)
+    plain = dataclasses.replace(small, data=DataSettings("local_file", path=str(tmp_path / "three.csv"), n_validation=45, n_test=45), shortcuts=())
+    assert experiment.texts(plain).label_names == ("bad", "fair", "good")
+    classifier = experiment.classifier(plain, "lstm", None)
+    assert (classifier.model.config.num_labels, classifier.head) == (3, "softmax")
+    assert len(classifier.tokenizer("#0 #1", add_special_tokens=False)["input_ids"]) > 2  # no markers were added
+    assert accuracy(classifier, experiment.texts(plain).test) > 0.6
 
 
 def test_a_marker_in_the_data_stops_before_training(small, fresh):
@@ -201,9 +213,8 @@ def test_unknown_models_options_and_shortcuts(small):
     with pytest.raises(KeyError, match="unknown shortcut 'typo'; choose from: single_token"):
         settings.from_parameters("", "typo", "", "lstm", 0, {"lstm": ("", "")})
     with pytest.raises(ValueError, match="has no option 'hiden_size'; choose from: embedding_size"):
-        experiment._build(
-            dataclasses.replace(small, models=(("lstm", ModelSettings("lstm", options=(("hiden_size", 3),)), TrainingSettings()),)), "lstm", ["a"]
-        )
+        wrong = dataclasses.replace(small, models=(("lstm", ModelSettings("lstm", options=(("hiden_size", 3),)), TrainingSettings()),))
+        experiment._build(wrong, "lstm", experiment.texts(small))
     with pytest.raises(ValueError, match="seed=True is not a whole number"):
         settings.from_parameters("", "single_token", "", "lstm", True, {"lstm": ("", "")})
 

@@ -110,8 +110,16 @@ def test_several_seeds_have_an_interval_of_their_own():
 def test_difference_is_over_the_same_examples():
     one = _table([[1.0, 0.0], [1.0, 0.0]], [[0], [0]], config="a")
     other = _table([[0.0, 1.0]], [[0]], config="b")
-    mean, _, _, n = f.difference(pd.concat([one, other]), ("x", "a"), ("x", "b"))
+    mean, _, _, n = f.difference(pd.concat([one, other]), {"config": "a"}, {"config": "b"})
     assert (mean, n) == (1.0, 1)
+
+
+def test_difference_names_what_it_can_tell_apart():
+    table = _table([[1.0, 0.0]], [[0]])
+    with pytest.raises(ValueError, match="both must name the same columns of: dataset, shortcut, model, role, method, config, seed, example"):
+        f.difference(table, {"config": "a"}, {"method": "b"})
+    with pytest.raises(ValueError, match="name .'conf'"):
+        f.difference(table, {"conf": "a"}, {"conf": "b"})
 
 
 def _shares(n, *rates):

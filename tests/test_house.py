@@ -112,6 +112,16 @@ def test_a_parameter_has_one_default():
             assert seen.setdefault(name, value) == value, f"{notebook.name}: {name}"
 
 
+@pytest.mark.parametrize("path", YAMLS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_profile_says_only_what_differs_from_the_defaults(path):
+    defaults = {}
+    for notebook in NOTEBOOKS:
+        if path.stem in ("_shared", notebook.stem):
+            defaults.update(report.declared(notebook))
+    values = yaml.safe_load(path.read_text())
+    assert not [name for name, value in values.items() if defaults[name] == value]
+
+
 @pytest.mark.parametrize("profile", report.profiles())
 def test_every_profile_makes_an_experiment(profile):
     from faithlib import settings

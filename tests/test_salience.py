@@ -463,6 +463,16 @@ def test_a_wrong_target_names_the_classes(tiny_lstm, target, message):
         explain(tiny_lstm, ["a film", "a story"], target=target)
 
 
+def test_a_target_may_be_the_models_own_name_for_a_class(tiny_roberta):
+    model = copy.deepcopy(tiny_roberta)
+    model.model.config.id2label = {0: "good", 1: "dull", 2: "bad"}
+    found = explain(model, ["a film", "a story"], "gradient_l2;of=logit", target=["bad", 1])
+    assert [e.target for e in found] == [2, 1]
+    assert explain(model, "a film", "gradient_l2;of=logit", target="good")[0].target == 0
+    with pytest.raises(ValueError, match="target 'ugly' is not the name of one class in 0..2: good, dull, bad"):
+        explain(model, "a film", target="ugly")
+
+
 def test_a_target_that_is_no_index_is_refused(tiny_lstm):
     """Without the annotations, which already refuse it here."""
     with pytest.raises(ValueError, match=r"target 0.5 is not a class index in 0..1: 0, 1"):

@@ -187,6 +187,8 @@ class TextClassifier:
     def _position_limit(self) -> int:
         config = self.model.config
         limit = getattr(config, "max_position_embeddings", 10**9)
+        if limit <= 0:  # XLNet's positions are relative
+            return 10**9
         # RoBERTa's kind counts positions from its padding id on.
         return limit - 2 if config.model_type in ("roberta", "xlm-roberta", "camembert") else limit
 
@@ -257,6 +259,46 @@ class TextClassifier:
     def _forward(self, embeddings: Embeddings, mask: Mask) -> Tensor:
         return self.model(inputs_embeds=embeddings, attention_mask=mask.long()).logits
 
+    # The place whose last state is classified; None where this project does not know it.
+    reads: str | None = None
+
+    @property
+    def has_attention(self) -> bool:
+        """True where :meth:`attention` has an answer."""
+        return self.reads is not None
+
+    @torch.no_grad()
+    def attention(self, batch: Batch, layer: int = -1, head: int | None = None) -> Tensor:
+        """Softmax weights that the place which is classified gives to every token, (batch, token): 0 to 1, 0 on padding, each row sums to 1.
+
+        layer: counted as in a list. head: None is the mean of all. Raises ValueError for a model without attention, or with fewer layers or heads.
+        """
+        if not self.has_attention:
+            raise ValueError(f"{type(self.model).__name__} has no attention that is known to be read by its classifier")
+        result = torch.zeros(batch.ids.shape, device=self.device)
+        lengths = batch.lengths
+        for n in lengths.unique().tolist():  # rows of equal length, so that no architecture's padding can matter
+            at = (lengths == n).nonzero()[:, 0]
+            with self._evaluating():
+                layers = self._attention(batch.select(at.tolist()))
+            if not -len(layers) <= layer < len(layers):
+                raise ValueError(f"layer {layer} is not one of the {len(layers)} of {type(self.model).__name__}")
+            weights = layers[layer][:, :, 0 if self.reads == "first" else -1]
+            if head is not None and not 0 <= head < weights.shape[1]:
+                raise ValueError(f"head {head} is not one of the {weights.shape[1]} of {type(self.model).__name__}")
+            result[at, :n] = (weights.mean(1) if head is None else weights[:, head]).float()
+        return result
+
+    def _attention(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Per layer (batch, head, from, to), rows of equal length. Only the eager implementation keeps its weights, so it is asked for by name."""
+        config = self.model.config
+        before = config._attn_implementation
+        self.model.set_attn_implementation("eager")
+        try:
+            return self.model(inputs_embeds=self.embed(batch), attention_mask=batch.mask.long(), output_attentions=True).attentions
+        finally:
+            self.model.set_attn_implementation(before)
+
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         training = [module for module in self.model.modules() if module.training]
@@ -296,13 +338,22 @@ ADAPTERS: dict[str, type[TextClassifier]] = {}
 
 
 class PaddedClassifier(TextClassifier):
-    """Encoders for which the attention mask is all that padding needs."""
+    """Encoders for which the attention mask is all that padding needs; they classify their first place."""
 
     pads_safely = True
+    reads = "first"
+
+
+class LastPlaceClassifier(TextClassifier):
+    """Decoders, and XLNet, whose [CLS] stands at the end: the classifier reads the last place."""
+
+    reads = "last"
 
 
 for _model_type in ("roberta", "distilbert", "electra", "albert", "xlm-roberta", "deberta-v2"):
     ADAPTERS[_model_type] = PaddedClassifier
+for _model_type in ("gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "xlnet"):
+    ADAPTERS[_model_type] = LastPlaceClassifier
 
 
 def predicted_class(logits: Logits, head: str) -> Tensor:

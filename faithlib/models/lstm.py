@@ -8,26 +8,17 @@ The reversed direction starts at each text's own end, never at the padding.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as parquet
 import torch
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from faithlib import assets
 from faithlib.models import MODELS, ModelSettings
-from faithlib.models.classifier import ADAPTERS, PaddedClassifier, TextClassifier, add_markers
+from faithlib.models.classifier import ADAPTERS, Batch, PaddedClassifier, TextClassifier
+from faithlib.models.words import SPECIALS, fill_embedding, vocabulary
 from faithlib.shapes import Embeddings, Mask
-
-SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
-# A word with its inner hyphens, a clitic as GloVe has it ('s, 't), or any other single character; marks stay with their letter.
-WORD = r"[\p{L}\p{N}_][\p{L}\p{N}\p{M}_]*(?:-[\p{L}\p{N}][\p{L}\p{N}\p{M}_]*)*|['’][\p{L}]{1,2}(?![\p{L}\p{N}])|\S\p{M}*"
 
 
 class LSTMConfig(PreTrainedConfig):
@@ -44,11 +35,15 @@ class LSTMConfig(PreTrainedConfig):
         word_dropout: float = 0.1,
         unk_token_id: int = 1,
         n_special: int = len(SPECIALS),
+        pooling: str = "attention",
         **rest,
     ):
+        if pooling not in ("attention", "ends"):
+            raise ValueError(f"unknown pooling {pooling!r}; choose from: attention, ends")
         super().__init__(**rest)
         self.vocab_size, self.embedding_size, self.hidden_size = vocab_size, embedding_size, hidden_size
         self.dropout, self.word_dropout, self.unk_token_id, self.n_special = dropout, word_dropout, unk_token_id, n_special
+        self.pooling = pooling
 
 
 class LSTMForSequenceClassification(PreTrainedModel):
@@ -62,8 +57,9 @@ class LSTMForSequenceClassification(PreTrainedModel):
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.left_to_right = nn.LSTM(config.embedding_size, hidden, batch_first=True)
         self.right_to_left = nn.LSTM(config.embedding_size, hidden, batch_first=True)
-        self.keys = nn.Linear(2 * hidden, hidden, bias=False)
-        self.query = nn.Linear(hidden, 1, bias=False)
+        if config.pooling == "attention":
+            self.keys = nn.Linear(2 * hidden, hidden, bias=False)
+            self.query = nn.Linear(hidden, 1, bias=False)
         self.dense = nn.Linear(2 * hidden, hidden)
         self.out = nn.Linear(hidden, config.num_labels, bias=False)
         self.dropout = nn.Dropout(config.dropout)
@@ -104,15 +100,21 @@ class LSTMForSequenceClassification(PreTrainedModel):
                 dropped = (torch.rand(input_ids.shape, device=input_ids.device) < self.config.word_dropout) & (input_ids >= self.config.n_special)
                 input_ids = input_ids.masked_fill(dropped, self.config.unk_token_id)
             inputs_embeds = self.embedding(input_ids)
-        states = self._states(self.dropout(inputs_embeds), attention_mask)
-        states = self.dropout(states)
-        scores = self.query(torch.tanh(self.keys(states)))[..., 0]  # (batch, token)
-        if attention_mask is not None:
-            scores = scores.masked_fill(attention_mask == 0, float("-inf"))
-        attention = scores.softmax(1)
-        context = (attention[..., None] * states).sum(1)
-        logits = self.out(self.dropout(torch.tanh(self.dense(context))))
-        return SequenceClassifierOutput(logits=logits)
+        states = self.dropout(self._states(self.dropout(inputs_embeds), attention_mask))
+        if self.config.pooling == "attention":
+            context = (self.attention(states, attention_mask)[..., None] * states).sum(1)
+        else:
+            last = attention_mask.sum(1) - 1 if attention_mask is not None else torch.full((len(states),), states.shape[1] - 1, device=states.device)
+            left_to_right, right_to_left = states.chunk(2, 2)
+            context = torch.cat([left_to_right[torch.arange(len(states), device=states.device), last], right_to_left[:, 0]], 1)
+        return SequenceClassifierOutput(logits=self.out(self.dropout(torch.tanh(self.dense(context)))))
+
+    def attention(self, states: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(v · tanh(W h)) over the tokens of each text; (batch, token)."""
+        scores = self.query(torch.tanh(self.keys(states)))[..., 0]
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, float("-inf"))
+        return scores.softmax(1)
 
     def _states(self, embeddings: Tensor, mask: Tensor | None) -> Tensor:
         """States of both directions, (batch, token, 2 hidden).
@@ -124,8 +126,13 @@ class LSTMForSequenceClassification(PreTrainedModel):
         position = torch.arange(n, device=embeddings.device)
         lengths = mask.sum(1, keepdim=True) if mask is not None else torch.full((len(embeddings), 1), n, device=embeddings.device)
         flip = torch.where(position < lengths, lengths - 1 - position, position)[..., None]  # its own inverse
-        backward = self.right_to_left(embeddings.gather(1, flip.expand_as(embeddings)))[0]
-        return torch.cat([self.left_to_right(embeddings)[0], backward.gather(1, flip.expand_as(backward))], 2)
+        # Not every processor has a recurrence in half precision (oneDNN refuses it there), so on a CPU this part stays in fp32.
+        whole = torch.autocast("cpu", enabled=False) if embeddings.device.type == "cpu" else contextlib.nullcontext()
+        with whole:
+            embeddings = embeddings.to(self.left_to_right.weight_ih_l0.dtype)
+            forward = self.left_to_right(embeddings)[0]
+            backward = self.right_to_left(embeddings.gather(1, flip.expand_as(embeddings)))[0]
+        return torch.cat([forward, backward.gather(1, flip.expand_as(backward))], 2)
 
 
 AutoConfig.register(LSTMConfig.model_type, LSTMConfig)
@@ -135,73 +142,41 @@ AutoModelForSequenceClassification.register(LSTMConfig, LSTMForSequenceClassific
 class RecurrentClassifier(PaddedClassifier):
     """cuDNN refuses the backward pass of a recurrent layer in evaluation mode; train() would turn dropout on, so cuDNN is off for the call."""
 
+    @property
+    def has_attention(self) -> bool:
+        return self.model.config.pooling == "attention"
+
     def _forward(self, embeddings: Embeddings, mask: Mask) -> Tensor:
         off = torch.backends.cudnn.flags(enabled=False) if embeddings.is_cuda and torch.is_grad_enabled() else contextlib.nullcontext()
         with off:
             return super()._forward(embeddings, mask)
 
+    def _attention(self, batch: Batch) -> tuple[Tensor, ...]:
+        weights = self.model.attention(self.model._states(self.embed(batch), batch.mask.long()), batch.mask)
+        return (weights[:, None, None],)
+
 
 ADAPTERS[LSTMConfig.model_type] = RecurrentClassifier
 
 
-def word_tokenizer(vocabulary: Sequence[str], window: int) -> PreTrainedTokenizerFast:
-    """Lower-cased words as tokens, [BOS] and [EOS] around them."""
-    ids = {word: i for i, word in enumerate([*SPECIALS, *vocabulary])}
-    backend = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
-    backend.normalizer = normalizers.Lowercase()
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(WORD), behavior="isolated")])
-    backend.post_processor = processors.TemplateProcessing(single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", bos_token="[BOS]", eos_token="[EOS]", model_max_length=window
-    )
-
-
-def _vectors(weights: str, size: int) -> tuple[list[str], np.ndarray]:
-    """GloVe words, most frequent first, and their vectors: from the package, or from a GloVe text file (``word 0.1 0.2 …`` a line)."""
-    if weights == "random":
-        return [], np.zeros((0, size), dtype=np.float32)
-    if weights == "packaged":
-        vectors, words = assets.glove_50d()
-        return parquet.read_table(words)["index"].to_pylist(), np.load(vectors, mmap_mode="r")
-    path = assets.local_file("glove.6B.300d.txt" if weights == "hub" else weights, "GloVe text file (https://nlp.stanford.edu/projects/glove, glove.6B.zip)")
-    words, rows = [], []
-    with Path(path).open(encoding="utf-8") as file:
-        for line in file:
-            word, *numbers = line.rstrip().split(" ")
-            words.append(word)
-            rows.append(np.asarray(numbers, dtype=np.float32))
-    return words, np.stack(rows)
-
-
 @MODELS.register("lstm")
 def lstm(settings: ModelSettings, texts: Sequence[str], markers: Sequence[str], n_logits: int = 1) -> TextClassifier:
-    """An untrained LSTM. Vocabulary: the words of ``texts`` and the 20,000 most frequent of GloVe; words without a vector start random."""
-    settings.check_options("embedding_size", "hidden_size", "word_dropout", "n_frequent")
-    known, vectors = _vectors(settings.weights, int(settings.option("embedding_size", 50)))
-    splitter = word_tokenizer([], 10**9).backend_tokenizer
-    counts = Counter()
-    for text in texts:
-        counts.update(word for word, _ in splitter.pre_tokenizer.pre_tokenize_str(splitter.normalizer.normalize_str(text)))
-    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
-    frequent = [word for word in known[: int(settings.option("n_frequent", 20000))] if word not in counts]
-    vocabulary += [word for word in frequent if word not in SPECIALS]
-    tokenizer = word_tokenizer(vocabulary, settings.window)
-    add_markers(tokenizer, list(markers))
+    """An untrained LSTM. Vocabulary: the words of ``texts`` and the most frequent of GloVe; words without a vector start random.
+
+    pooling: ``attention`` (the paper's), or ``ends`` for an LSTM without: each direction's state where it has read the whole text.
+    """
+    settings.check_options("embedding_size", "hidden_size", "word_dropout", "n_frequent", "pooling")
+    tokenizer, ids, vectors = vocabulary(settings, texts, markers)
     config = LSTMConfig(
         vocab_size=len(tokenizer),
         embedding_size=vectors.shape[1],
         hidden_size=int(settings.option("hidden_size", 256)),
         dropout=settings.dropout,
         word_dropout=float(settings.option("word_dropout", 0.1)),
+        pooling=str(settings.option("pooling", "attention")),
         num_labels=n_logits,
         pad_token_id=0,
     )
     model = LSTMForSequenceClassification(config)
-    place = {word: i for i, word in enumerate(known)}
-    rows = [(len(SPECIALS) + i, place[word]) for i, word in enumerate(vocabulary) if word in place]
-    with torch.no_grad():
-        if rows:
-            ours, theirs = map(list, zip(*rows, strict=True))
-            model.embedding.weight[ours] = torch.from_numpy(np.asarray(vectors[theirs], dtype=np.float32))
-        model.embedding.weight[0] = 0
+    fill_embedding(model.embedding, ids, vectors)
     return TextClassifier.wrap(model, tokenizer, window=settings.window)

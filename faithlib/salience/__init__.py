@@ -53,14 +53,20 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Family:
-    """An entry of ``SALIENCE``: its name, its function, and the configurations of the report, all of which the function must answer."""
+    """An entry of ``SALIENCE``: its name, its function, and the configurations of the report, all of which the function must answer.
+
+    needs: a property of the TextClassifier that must be true, such as ``has_attention``.
+    """
 
     name: str
     function: Callable[..., Answer]
     configurations: tuple[Configuration, ...]
+    needs: str | None = None
 
     def available(self, model: TextClassifier) -> tuple[Configuration, ...]:
         """Those that this model can answer: its tokens exist, and its head has a probability where one is asked for."""
+        if self.needs and not getattr(model, self.needs):
+            return ()
         special = {"unk", "pad", "mask"} - set(model.special_ids)
         return tuple(
             c
@@ -69,11 +75,11 @@ class Family:
         )
 
 
-def salience(*configurations: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
-    """Decorator that enters a family under the function's name."""
+def salience(*configurations: str, needs: str | None = None) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Decorator that enters a family under the function's name; see :class:`Family`."""
 
     def enter(function: Callable[..., Answer]) -> Callable[..., Answer]:
-        SALIENCE.add(function.__name__, Family(function.__name__, function, tuple(map(Configuration.parse, configurations))))
+        SALIENCE.add(function.__name__, Family(function.__name__, function, tuple(map(Configuration.parse, configurations)), needs))
         return function
 
     return enter
@@ -137,13 +143,13 @@ def explain(
     model: TextClassifier,
     texts: Any,
     methods: str | Iterable[str] = ("gradient",),
-    target: int | Sequence[int] | None = None,
+    target: int | str | Sequence[int | str] | None = None,
     seed: int = 0,
 ) -> list[Explanation]:
     """Explain the model's decision on every text with every configuration.
 
     texts: a string, list, tuple, array, Series, data set column, or Examples. methods: see :func:`configurations_of`. target: the class that
-    is explained, one for all or one per text; None is the predicted class. seed: of sampling methods; a text's samples depend on the seed and
+    is explained, by index or by the model's own name for it, one for all or one per text; None is the predicted class. seed: of sampling methods; a text's samples depend on the seed and
     the text alone, not on its company. Returns one Explanation per text. The model keeps its device, mode and gradients.
     """
     batch = model.encode(texts)
@@ -174,17 +180,25 @@ def explain(
     return result
 
 
-def _targets(model: TextClassifier, target: int | Sequence[int], predicted: Tensor) -> Tensor:
+def _targets(model: TextClassifier, target: int | str | Sequence[int | str], predicted: Tensor) -> Tensor:
     """One class index per text, or an error that names the classes."""
     n_classes = 2 if model.head == "binary" else model.model.config.num_labels
-    classes = f"0..{n_classes - 1}: {', '.join(model.label_names)}"
-    wanted = torch.as_tensor(target, device=predicted.device)
+    names = model.label_names
+    classes = f"0..{n_classes - 1}: {', '.join(names)}"
+    several = np.ndim(target) > 0
+    chosen = list(target) if several else [target]
+    for place, value in enumerate(chosen):
+        if isinstance(value, str):
+            if names.count(value) != 1:
+                raise ValueError(f"target {value!r} is not the name of one class in {classes}")
+            chosen[place] = names.index(value)
+    wanted = torch.as_tensor(chosen, device=predicted.device)
+    if len(wanted) != len(predicted) and several:
+        raise ValueError(f"{len(wanted)} targets for {len(predicted)} texts; give one for all or one per text")
     if wanted.is_floating_point() or wanted.dtype == torch.bool:
         raise ValueError(f"target {target} is not a class index in {classes}")
-    if wanted.ndim and len(wanted) != len(predicted):
-        raise ValueError(f"{len(wanted)} targets for {len(predicted)} texts; give one for all or one per text")
     if bool(((wanted < 0) | (wanted >= n_classes)).any()):
-        raise ValueError(f"target {wanted.reshape(-1).tolist()} holds a class outside {classes}")
+        raise ValueError(f"target {wanted.tolist()} holds a class outside {classes}")
     return wanted.long().expand(len(predicted)).clone()
 
 
