@@ -212,8 +212,8 @@ def test_unknown_models_options_and_shortcuts(small):
         settings.from_parameters("", "single_token", "", "gru", 0, {"lstm": ("", "")})
     with pytest.raises(KeyError, match="unknown shortcut 'typo'; choose from: single_token"):
         settings.from_parameters("", "typo", "", "lstm", 0, {"lstm": ("", "")})
+    wrong = dataclasses.replace(small, models=(("lstm", ModelSettings("lstm", options=(("hiden_size", 3),)), TrainingSettings()),))
     with pytest.raises(ValueError, match="has no option 'hiden_size'; choose from: embedding_size"):
-        wrong = dataclasses.replace(small, models=(("lstm", ModelSettings("lstm", options=(("hiden_size", 3),)), TrainingSettings()),))
         experiment._build(wrong, "lstm", experiment.texts(small))
     with pytest.raises(ValueError, match="seed=True is not a whole number"):
         settings.from_parameters("", "single_token", "", "lstm", True, {"lstm": ("", "")})
