@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,22 @@ from faithlib.training import correct, fit
 PASSES_PER_PART = 6000  # forward passes after which finished scores are written to the cache
 
 
+def remembered(maxsize: int) -> Callable[[Callable], Callable]:
+    """Keep the last results of a function of an experiment in the process, as long as the experiment's data file is what it was."""
+
+    def decorate(function: Callable) -> Callable:
+        known = functools.lru_cache(maxsize)(lambda _fingerprint, *arguments: function(*arguments))
+
+        @functools.wraps(function)
+        def call(experiment: Experiment, *arguments: Any) -> Any:
+            return known(experiment.data.fingerprint(), experiment, *arguments)
+
+        call.cache_clear = known.cache_clear
+        return call
+
+    return decorate
+
+
 # Data
 
 
@@ -41,7 +57,7 @@ def _build(experiment: Experiment, name: str, dataset: Dataset, n_texts: int | N
     return MODELS[settings.family](settings, words, list(experiment.markers), 1 if n_classes == 2 else n_classes)
 
 
-@functools.lru_cache(maxsize=4)
+@remembered(4)
 def texts(experiment: Experiment) -> Dataset:
     """The data set, cut to the shortest window of the experiment's models with room for the planted tokens, so that all see the same texts.
 
@@ -73,13 +89,20 @@ def texts(experiment: Experiment) -> Dataset:
     return dataclasses.replace(dataset, **parts, notes={**dataset.notes, "cut": n_cut})
 
 
+@remembered(16)
+def _content(experiment: Experiment) -> str:
+    """Hash of every text and label: what is trained on, however it came about. So another model beside them retrains none, unless it cuts the texts shorter."""
+    dataset = texts(experiment)
+    return cache.digest(dataset.label_names, [[e.words, e.label] for part in (dataset.train, dataset.validation, dataset.test) for e in part])
+
+
 def source(experiment: Experiment, model: str) -> Dataset:
     """The texts that this model is trained on: ``n_source`` of the training split; validation and test are everybody's."""
     dataset = texts(experiment)
     return dataclasses.replace(dataset, train=dataset.train[: experiment.model(model)[1].n_source])
 
 
-@functools.lru_cache(maxsize=16)
+@remembered(16)
 def mixed(experiment: Experiment, shortcut: str, model: str) -> Mixed:
     """The shortcut mixed into this model's texts. The synthetic test set is the same for every model."""
     return mix(source(experiment, model), experiment.rule(shortcut), experiment.seed)
@@ -105,10 +128,9 @@ def _classifier_key(experiment: Experiment, model: str, shortcut: str | None) ->
     """A source model does not depend on the shortcut: it is trained once per data set, model and seed."""
     build, train = experiment.model(model)
     rule = [experiment.rule(shortcut), cache.function_fingerprint(SHORTCUTS[shortcut].plant)] if shortcut else [experiment.markers]
-    windows = sorted([[m.family, m.weights, m.window] for _, m, _ in experiment.models])
-    settings = [experiment.data, rule, build, train, experiment.seed, windows, experiment.room]
+    settings = [rule, build, train, experiment.seed]
     fingerprints = [
-        experiment.data.fingerprint(),
+        _content(experiment),
         _weights_fingerprint(build),
         cache.source_fingerprint("faithlib.training", "faithlib.shortcuts"),
         cache.function_fingerprint(MODELS[build.family]),
@@ -144,7 +166,7 @@ def _trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
     return cache.folder(key, build)
 
 
-@functools.lru_cache(maxsize=8)
+@remembered(8)
 def classifier(experiment: Experiment, model: str, shortcut: str | None) -> TextClassifier:
     """The trained classifier: on mixed data, or on source data alone where ``shortcut`` is None."""
     found = TextClassifier.load(_trained(experiment, model, shortcut))
@@ -157,7 +179,7 @@ def history(experiment: Experiment, model: str, shortcut: str | None) -> pd.Data
     return pd.read_csv(_trained(experiment, model, shortcut) / "history.csv")
 
 
-@functools.lru_cache(maxsize=64)
+@remembered(64)
 def _right(experiment: Experiment, model: str, trained_on: str | None, tested_on: str | None) -> np.ndarray:
     """Whether each test example is classified right; ``None`` stands for source data."""
     key = cache.key(

@@ -38,7 +38,7 @@ def fresh(tmp_path, monkeypatch):
 
 
 def _forget():
-    for function in (experiment.texts, experiment.mixed, experiment.classifier, experiment._right):
+    for function in (experiment.texts, experiment._content, experiment.mixed, experiment.classifier, experiment._right):
         function.cache_clear()
 
 
@@ -137,6 +137,13 @@ def test_a_changed_data_file_is_another_experiment(small, tmp_path):
     key = experiment._classifier_key(before, "lstm", None)
     copy.write_text(copy.read_text().replace("dull", "bleak"))
     assert experiment._classifier_key(before, "lstm", None) != key
+    assert not any("dull" in example.words for example in experiment.texts(before).train)  # in the same process too
+
+
+def test_another_model_beside_it_retrains_nothing(small):
+    model, training = small.model("lstm")
+    beside = dataclasses.replace(small, models=(*small.models, ("other", dataclasses.replace(model, dropout=0.3), training)))
+    assert experiment._classifier_key(beside, "lstm", "single_token") == experiment._classifier_key(small, "lstm", "single_token")
 
 
 def test_a_source_model_does_not_depend_on_the_shortcut(small):
