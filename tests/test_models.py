@@ -441,3 +441,17 @@ def test_selected_rows_carry_no_more_padding_than_they_need(tiny_lstm):
     assert part.ids.shape == (2, 5)
     assert [text.text for text in part.texts] == ["good", SHORT]
     assert part.lengths.tolist() == [3, 5]
+
+
+def test_added_tokens_are_drawn_like_the_others():
+    """Mean and covariance of the other embeddings; a token at their mean would have a large gradient whatever the model does with it."""
+    markers = [f"zq{i}" for i in range(200)]
+    torch.manual_seed(0)
+    classifier = MODELS["bert"](ModelSettings("bert", weights="packaged", window=32), [], markers)
+    weight = classifier.model.get_input_embeddings().weight.detach()
+    new, others = weight[-200:], weight[:-200]
+    assert len(weight) == len(classifier.tokenizer)
+    assert new.std(1).mean() == pytest.approx(others.std(1).mean().item(), rel=0.1)
+    assert (new.mean(0) - others.mean(0)).norm() < 0.2 * others.std(0).norm()
+    assert torch.corrcoef(torch.stack([new.std(0), others.std(0)]))[0, 1] > 0.7
+    assert torch.unique(new, dim=0).shape == new.shape
