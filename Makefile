@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report lab test test-fast test-notebooks smoke bench store lint clean
+.PHONY: help setup report lab test test-unit test-fast test-notebooks smoke bench store lint clean
 
 help: ## print every target with a line of help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,11 +29,13 @@ report: $(READY) ## execute the notebooks that changed: report/$(PROFILE)/index.
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-test: test-fast smoke test-notebooks ## all of it: unit and house tests, the smoke report, every notebook again
+test: test-unit smoke test-notebooks ## all of it: unit and house tests, the smoke report, every notebook again
 
-test-fast: $(READY) ## unit tests and tests of the house, under 3 minutes
-	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q tests
+test-unit: lint ## every unit test and test of the house, a process per core
+	$(BIN)/python -m pytest -q -n auto tests
+
+test-fast: lint ## the same without the slow ones, under 3 minutes
+	$(BIN)/python -m pytest -q -n auto -m "not slow" tests
 
 smoke: $(READY) ## the whole report on tiny models, into a scratch folder
 	FAITHLIB_REPORT=$(CURDIR)/report/.smoke $(BIN)/python -m faithlib report --profile smoke

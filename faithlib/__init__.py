@@ -9,10 +9,14 @@ The rooms, left to right; a module imports only from its left, and ``tests/test_
     models   one protocol, TextClassifier, for every architecture
     training fit a classifier; knows nothing of shortcuts
     salience ask each method where the evidence is
+    attribution    what an attack sees of a classifier and a method: two functions of sentences
+    distances      between two explanations, and between two sentences
+    attack         move the explanation with an edit that keeps the prediction (TEA, TEF)
     faithfulness   score the answers against the truth
+    robustness     k, its curves over the share of replaced words, and their areas
     settings       what a run is about, from a notebook's parameters
-    experiment     one cell (data, shortcut, model, seed) and what it yields
-    figures heatmap report cli          what people look at
+    experiment     one cell (data, shortcut, model, seed) and what it yields; robustness_experiment likewise for attacks
+    claims figures robustness_figures heatmap report cli          what people look at
 """
 
 import warnings

@@ -124,7 +124,7 @@ def _sources(experiment: Experiment, *modules: str) -> tuple[str, ...]:
     return (cache.source_fingerprint(*modules), *sorted(families))
 
 
-def _classifier_key(experiment: Experiment, model: str, shortcut: str | None) -> str:
+def classifier_key(experiment: Experiment, model: str, shortcut: str | None) -> str:
     """A source model does not depend on the shortcut: it is trained once per data set, model and seed."""
     build, train = experiment.model(model)
     rule = [experiment.rule(shortcut), cache.function_fingerprint(SHORTCUTS[shortcut].plant)] if shortcut else [experiment.markers]
@@ -145,7 +145,7 @@ def device() -> torch.device:
 
 def _trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
     """The folder of the trained classifier and its history; trains where it is not there."""
-    key = _classifier_key(experiment, model, shortcut)
+    key = classifier_key(experiment, model, shortcut)
 
     def build(folder: Path) -> None:
         data = source(experiment, model)
@@ -184,7 +184,7 @@ def _right(experiment: Experiment, model: str, trained_on: str | None, tested_on
     """Whether each test example is classified right; ``None`` stands for source data."""
     key = cache.key(
         f"right-{model}",
-        [_classifier_key(experiment, model, trained_on), experiment.rule(tested_on) if tested_on else None],
+        [classifier_key(experiment, model, trained_on), experiment.rule(tested_on) if tested_on else None],
         cache.source_fingerprint("faithlib.training", "faithlib.shortcuts"),
     )
 
@@ -268,7 +268,7 @@ def _ranges(counts: Mapping[Configuration, int]) -> list[tuple[int, int]]:
 def _part(
     experiment: Experiment, shortcut: str, model: str, role: str, family: str, configurations: Sequence[Configuration], first: int, last: int
 ) -> pd.DataFrame:
-    explained_key = _classifier_key(experiment, model, shortcut if role == "mixed" else None)
+    explained_key = classifier_key(experiment, model, shortcut if role == "mixed" else None)
     settings = [explained_key, experiment.rule(shortcut), family, sorted(map(str, configurations)), first, last]
     function = SALIENCE[family].function
     key = cache.key(f"scores-{family}", settings, cache.function_fingerprint(function), cache.source_fingerprint("faithlib.salience", "faithlib.shortcuts"))

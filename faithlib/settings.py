@@ -135,14 +135,23 @@ class RunSettings:
     control: Mapping[str, str]
 
 
-def from_notebook(values: Mapping[str, Any]) -> RunSettings:
-    """The settings in a notebook's parameters: ``data``, ``shortcuts``, ``shortcut``, ``models``, ``seed``; per model ``<name>``, ``<name>_training``,
-    ``<name>_examples``, ``<name>_control``; ``long_on`` and ``<name>_long``: the shortcut that gets the expensive configurations too, and which."""
-    names = str(values["models"]).split()
-    missing = [f"{name}{end}" for name in names for end in ("", "_training", "_examples", "_control", "_long") if f"{name}{end}" not in values]
+def from_lines(values: Mapping[str, Any], models: str = "models") -> Experiment:
+    """The experiment in a notebook's parameters: ``data``, ``shortcuts``, ``shortcut``, ``seed``, the parameter ``models`` that names the classifiers, and
+    per classifier ``<name>`` and ``<name>_training``."""
+    names = str(values[models]).split()
+    missing = [f"{name}{end}" for name in names for end in ("", "_training") if f"{name}{end}" not in values]
     if missing:
-        raise ValueError(f"the parameters name the model {names[0] if len(names) == 1 else ', '.join(names)} but do not declare {missing[0]!r}")
-    settings = {name: (values[name], values[f"{name}_training"]) for name in names}
-    experiment = from_parameters(values["data"], values["shortcuts"], values["shortcut"], values["models"], values["seed"], settings)
-    per_model = {end: {name: values[f"{name}_{end}"] for name in names} for end in ("examples", "long", "control")}
+        raise ValueError(f"the parameter {models!r} names {', '.join(names)} but the parameters do not declare {missing[0]!r}")
+    lines = {name: (values[name], values[f"{name}_training"]) for name in names}
+    return from_parameters(values["data"], values["shortcuts"], values["shortcut"], values[models], values["seed"], lines)
+
+
+def from_notebook(values: Mapping[str, Any]) -> RunSettings:
+    """The settings in a notebook's parameters: those of :func:`from_lines`, and per model ``<name>_examples`` and ``<name>_control``; ``long_on`` and
+    ``<name>_long``: the shortcut that gets the expensive configurations too, and which."""
+    experiment = from_lines(values)
+    missing = [f"{name}{end}" for name in experiment.model_names for end in ("_examples", "_control", "_long") if f"{name}{end}" not in values]
+    if missing:
+        raise ValueError(f"the parameter 'models' names {', '.join(experiment.model_names)} but the parameters do not declare {missing[0]!r}")
+    per_model = {end: {name: values[f"{name}_{end}"] for name in experiment.model_names} for end in ("examples", "long", "control")}
     return RunSettings(experiment, per_model["examples"], {values["long_on"]: per_model["long"]} if values["long_on"] else {}, per_model["control"])

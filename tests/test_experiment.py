@@ -105,7 +105,7 @@ def test_a_killed_run_keeps_what_was_finished(small, monkeypatch):
 
 
 def test_nothing_is_served_for_other_settings(small):
-    key = experiment._classifier_key(small, "lstm", "single_token")
+    key = experiment.classifier_key(small, "lstm", "single_token")
     model, training = small.model("lstm")
     changed = [
         dataclasses.replace(small, seed=1),
@@ -115,9 +115,9 @@ def test_nothing_is_served_for_other_settings(small):
         dataclasses.replace(small, models=(("lstm", dataclasses.replace(model, dropout=0.1), training),)),
         dataclasses.replace(small, models=(("lstm", model, dataclasses.replace(training, learning_rate=2e-2)),)),
     ]
-    keys = {key, *(experiment._classifier_key(other, "lstm", "single_token") for other in changed)}
+    keys = {key, *(experiment.classifier_key(other, "lstm", "single_token") for other in changed)}
     assert len(keys) == 7
-    assert experiment._classifier_key(small, "lstm", None) not in keys
+    assert experiment.classifier_key(small, "lstm", None) not in keys
 
 
 def test_history_is_read_from_where_the_classifier_was_trained_and_never_from_an_empty_folder(small, tmp_path, monkeypatch):
@@ -134,22 +134,22 @@ def test_a_changed_data_file_is_another_experiment(small, tmp_path):
     copy = tmp_path / "texts.csv"
     copy.write_text(Path(small.data.path).read_text())
     before = dataclasses.replace(small, data=dataclasses.replace(small.data, path=str(copy)))
-    key = experiment._classifier_key(before, "lstm", None)
+    key = experiment.classifier_key(before, "lstm", None)
     copy.write_text(copy.read_text().replace("dull", "bleak"))
-    assert experiment._classifier_key(before, "lstm", None) != key
+    assert experiment.classifier_key(before, "lstm", None) != key
     assert not any("dull" in example.words for example in experiment.texts(before).train)  # in the same process too
 
 
 def test_another_model_beside_it_retrains_nothing(small):
     model, training = small.model("lstm")
     beside = dataclasses.replace(small, models=(*small.models, ("other", dataclasses.replace(model, dropout=0.3), training)))
-    assert experiment._classifier_key(beside, "lstm", "single_token") == experiment._classifier_key(small, "lstm", "single_token")
+    assert experiment.classifier_key(beside, "lstm", "single_token") == experiment.classifier_key(small, "lstm", "single_token")
 
 
 def test_a_source_model_does_not_depend_on_the_shortcut(small):
     other = dataclasses.replace(small, shortcut=dataclasses.replace(small.shortcut, synthetic_share=0.5))
-    assert experiment._classifier_key(other, "lstm", None) == experiment._classifier_key(small, "lstm", None)
-    assert experiment._classifier_key(other, "lstm", "single_token") != experiment._classifier_key(small, "lstm", "single_token")
+    assert experiment.classifier_key(other, "lstm", None) == experiment.classifier_key(small, "lstm", None)
+    assert experiment.classifier_key(other, "lstm", "single_token") != experiment.classifier_key(small, "lstm", "single_token")
 
 
 def test_texts_fit_the_shortest_window_with_room_for_what_is_planted(small, fresh):

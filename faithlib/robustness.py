@@ -1,0 +1,153 @@
+"""How far an explanation moved for how much the text moved: k, its curves over the share of replaced words, and the area under them.
+
+Ivankay et al. (2022, arXiv 2212.09155), equations 2 to 4:
+
+    k(s) = d[A(s~, F, l), A(s, F, l)] / d_s(s~, s)          at least 0, large means fragile
+    k(A, F) = mean of k(s) over the data set
+
+d lies in [0, 1]. Everything here reads one tidy table with a row per accepted replacement of an attack, see :func:`with_k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from faithlib.distances import SENTENCE_DISTANCES, clamp
+from faithlib.faithfulness import interval
+
+EDGES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)  # of rho; a bin holds its upper edge
+ATTACK = ["dataset", "model", "attribution", "attack", "rules", "seed"]
+
+
+def with_k(table: pd.DataFrame, least: Mapping[str, float] | None = None) -> pd.DataFrame:
+    """The table with ``k_<name>`` and ``clamped_<name>`` for every sentence distance under k.
+
+    table: columns dataset, model, attribution, attack, rules, seed, sample, step, rho, d, and a column per sentence distance (minilm and use:
+    1 - cosine; perplexity: its relative increase, which may be negative). least: the smallest distance that k divides by, by name; the others keep the
+    ``eps`` of ``SENTENCE_DISTANCES``. k = d / max(d_s, eps): 0 for an explanation that did not move, NaN where d_s is undefined.
+    """
+    result = table.copy()
+    for name, distance in SENTENCE_DISTANCES.items():
+        if distance.eps is None or name not in table:
+            continue
+        divisor, clamped = clamp(table[name].to_numpy(), (least or {}).get(name, distance.eps))
+        result[f"k_{name}"] = table["d"].to_numpy() / divisor
+        result[f"clamped_{name}"] = np.where(np.isnan(divisor), np.nan, clamped.astype(float))
+    return result
+
+
+def at_each_share(table: pd.DataFrame, edges: Sequence[float] = EDGES) -> pd.DataFrame:
+    """One row per attack, sample and bin of the true share rho of replaced words: the sample's last accepted sentence there.
+
+    Adds ``bin`` (number) and ``rho_bin`` (the bin's middle). A run with a smaller budget is a prefix of the path, so that row is what an attack
+    with that budget would have returned. Rows beyond the last edge are left out.
+    """
+    edges = np.asarray(edges)
+    number = np.searchsorted(edges, table["rho"].to_numpy() - 1e-9) - 1  # (0, .05] is bin 0
+    inside = (number >= 0) & (number < len(edges) - 1)
+    binned = table[inside].reset_index(drop=True).assign(bin=number[inside], rho_bin=((edges[:-1] + edges[1:]) / 2)[number[inside]])
+    return binned.sort_values("step", kind="stable").groupby([*ATTACK, "sample", "bin"], sort=False).tail(1).sort_index().reset_index(drop=True)
+
+
+def curve(table: pd.DataFrame, metric: str, edges: Sequence[float] = EDGES, seed: int = 0) -> pd.DataFrame:
+    """A metric over rho: per attack and bin its mean with a 95 % bootstrap interval over samples, its median, and n samples."""
+    rows = []
+    for names, part in at_each_share(table, edges).groupby([*ATTACK, "bin", "rho_bin"], sort=True):
+        values = part[metric].astype(float)
+        low, high = interval(values, seed)
+        rows.append(
+            {
+                **dict(zip([*ATTACK, "bin", "rho_bin"], names, strict=True)),
+                "metric": metric,
+                "mean": values.mean(),
+                "low": low,
+                "high": high,
+                "median": values.median(),
+                "n": int(values.notna().sum()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def area(values: Mapping[int, float], bins: Sequence[int], edges: Sequence[float] = EDGES) -> float:
+    """∫ metric d rho by the trapezoid rule over the middles of these bins; NaN for fewer than two bins."""
+    if len(bins) < 2:
+        return float("nan")
+    middle = (np.asarray(edges)[:-1] + np.asarray(edges)[1:]) / 2
+    return float(np.trapezoid([values[b] for b in bins], middle[list(bins)]))
+
+
+def relative_gain(
+    table: pd.DataFrame,
+    metric: str,
+    one: Mapping[str, str],
+    other: Mapping[str, str],
+    statistic: str = "mean",
+    edges: Sequence[float] = EDGES,
+    seed: int = 0,
+    n_resamples: int = 2000,
+) -> dict:
+    """(AUC_one - AUC_other) / AUC_other of a metric's curve over rho, figure 3 of the paper; positive where ``one`` is the stronger attack.
+
+    table: rows of one model and attribution. one, other: column values that pick each side, for example ``{"attack": "tea"}``. Only bins that
+    both sides fill are integrated, and named in ``bins``. statistic: ``mean`` or ``median`` of the samples in a bin. Interval: 95 % percentile
+    bootstrap over samples, both attacks on the same resample. Returns gain, low, high, auc_one, auc_other, bins, n (samples of either side).
+    """
+    if statistic not in ("mean", "median"):
+        raise ValueError(f"unknown statistic {statistic!r}; choose from: mean, median")
+    binned = at_each_share(table, edges)
+    sides = [_matrix(binned[np.logical_and.reduce([binned[c] == v for c, v in side.items()])], metric, len(edges) - 1) for side in (one, other)]
+    samples = sorted(set(sides[0].index) | set(sides[1].index))
+    first, second = (side.reindex(samples).to_numpy() for side in sides)
+    bins = [b for b in range(len(edges) - 1) if np.isfinite(first[:, b]).any() and np.isfinite(second[:, b]).any()]
+
+    def areas(rows: np.ndarray) -> tuple[float, float]:
+        reduce = np.nanmean if statistic == "mean" else np.nanmedian
+        filled = [b for b in bins if np.isfinite(first[rows, b]).any() and np.isfinite(second[rows, b]).any()]
+        return tuple(area({b: float(reduce(side[rows, b])) for b in filled}, filled, edges) for side in (first, second))
+
+    def gain(rows: np.ndarray) -> float:
+        mine, theirs = areas(rows)
+        return mine / theirs - 1 if theirs else float("nan")
+
+    everyone = np.arange(len(samples))
+    mine, theirs = areas(everyone)
+    low = high = float("nan")
+    if len(samples) > 1 and len(bins) > 1:
+        rng = np.random.default_rng(seed)
+        drawn = [gain(rng.integers(len(samples), size=len(samples))) for _ in range(n_resamples)]
+        low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    middle = [f"{(edges[b] + edges[b + 1]) / 2:.3g}" for b in bins]
+    return {
+        "metric": metric,
+        "statistic": statistic,
+        "gain": mine / theirs - 1 if theirs else float("nan"),
+        "low": float(low),
+        "high": float(high),
+        "auc_one": mine,
+        "auc_other": theirs,
+        "bins": " ".join(middle),
+        "n": len(samples),
+    }
+
+
+def _matrix(rows: pd.DataFrame, metric: str, n_bins: int) -> pd.DataFrame:
+    """(sample, bin) of the metric; NaN where a sample has no sentence in a bin."""
+    return rows.pivot_table(index=["seed", "sample"], columns="bin", values=metric, aggfunc="last", dropna=False).reindex(columns=range(n_bins))
+
+
+def paired(table: pd.DataFrame, metric: str, one: Mapping[str, str], other: Mapping[str, str], edges: Sequence[float] = EDGES, seed: int = 0) -> dict:
+    """Mean difference of a metric, ``one`` minus ``other``, over the samples and bins that both reached: mean, low, high, n (pairs)."""
+    binned = at_each_share(table, edges)
+    keys = ["dataset", "model", "attribution", "seed", "sample", "bin"]
+    sides = [binned[np.logical_and.reduce([binned[c] == v for c, v in side.items()])].set_index(keys)[metric] for side in (one, other)]
+    both = (sides[0] - sides[1]).dropna()
+    per_sample = both.groupby(["dataset", "model", "attribution", "seed", "sample"]).mean()
+    if len(per_sample) < 2:
+        return {"mean": float(both.mean()), "low": float("nan"), "high": float("nan"), "n": len(per_sample)}
+    found = stats.bootstrap((per_sample.to_numpy(),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed)).confidence_interval
+    return {"mean": float(per_sample.mean()), "low": float(found.low), "high": float(found.high), "n": len(per_sample)}

@@ -1,0 +1,88 @@
+"""Attacks on trained classifiers, end to end on a tiny experiment, and what is kept of them."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from faithlib import robustness_experiment as attacks
+from faithlib import settings
+from faithlib.data import DataSettings
+from faithlib.models import ModelSettings
+from faithlib.training import TrainingSettings
+
+WORDS = "good great warm bad dull cold film story actor plot scene script long short new old".split()
+NEIGHBOURS = {word: [other for other in WORDS if other != word][:6] for word in WORDS}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An LSTM and a CNN on invented sentences, and a table of neighbours."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, size=rng.integers(6, 13))) for _ in range(500)]
+    folder = tmp_path_factory.mktemp("attack data")
+    pd.DataFrame({"text": texts, "label": [int("good" in t or "great" in t) for t in texts]}).to_csv(folder / "texts.csv", index=False)
+    (folder / "neighbours.json").write_text(json.dumps(NEIGHBOURS))
+    training = TrainingSettings(learning_rate=1e-2, batch_size=32, max_passes=6)
+    sizes = (("embedding_size", 16), ("hidden_size", 16)), (("embedding_size", 16), ("n_filters", 8))
+    lstm, cnn = (ModelSettings(name, "random", 24, 0.0, options) for name, options in zip(("lstm", "cnn"), sizes, strict=True))
+    data = DataSettings("local_file", path=str(folder / "texts.csv"), n_validation=60, n_test=60)
+    return settings.Experiment(data, (), models=(("lstm", lstm, training), ("cnn", cnn, training))), str(folder / "neighbours.json")
+
+
+def test_sentences_are_attacked_measured_and_kept(run, monkeypatch):
+    where, table = run
+    trial = attacks.Trial("tef", "tef", table, rho_max=0.4)
+    found = attacks.attacked(where, "lstm", "saliency", trial, 12)
+    assert len(found.samples) == 12
+    assert set(found.samples["reason"]) <= {"", "misclassified", "too short", "nothing to attack"}
+    assert len(found.steps) == found.samples["n_steps"].sum() > 0
+    assert (found.steps["rho"] <= 0.4).all()
+    assert attacks.keep_their_class(where, found.steps) == [True] * len(found.steps)
+    assert (found.samples["candidates"] == "counter-fitted neighbours").all()
+    monkeypatch.setattr(attacks, "attack", lambda *_: pytest.fail("computed again"))
+    pd.testing.assert_frame_equal(attacks.attacked(where, "lstm", "saliency", trial, 12).steps, found.steps)
+    with pytest.raises(BaseException, match="computed again"):
+        attacks.attacked(where, "lstm", "saliency", dataclasses.replace(trial, rho_max=0.3), 12)
+
+
+def test_a_changed_table_of_neighbours_is_another_attack(run, tmp_path):
+    where, _ = run
+    table = tmp_path / "neighbours.json"
+    table.write_text(json.dumps({word: [] for word in WORDS}))
+    trial = attacks.Trial("tef", "tef", str(table))
+    assert not len(attacks.attacked(where, "lstm", "saliency", trial, 5).steps)
+    table.write_text(json.dumps(NEIGHBOURS))
+    assert len(attacks.attacked(where, "lstm", "saliency", trial, 5).steps)
+
+
+def test_every_metric_is_measured_on_the_sentences_of_the_bins(run):
+    where, table = run
+    steps = attacks.attacked(where, "cnn", "integrated_gradients", attacks.Trial("tef", "tef", table, rho_max=0.4), 10).steps
+    measured, backends = attacks.measured(steps, ("minilm", "grammar"))
+    assert len(measured) <= len(steps)
+    assert {"minilm", "k_minilm", "clamped_minilm", "grammar"} <= set(measured)
+    assert "k_grammar" not in measured
+    assert "MiniLM" in backends["minilm"]
+    assert np.allclose(measured["k_minilm"], measured["d"] / np.maximum(measured["minilm"], 0.001))
+
+
+def test_attention_is_not_asked_of_a_model_without(run):
+    where, table = run
+    with pytest.raises(ValueError, match="'attention' names 0 configurations .none that CNNForSequenceClassification can answer"):
+        attacks.attacked(where, "cnn", "attention", attacks.Trial("tef", "tef", table), 5)
+
+
+def test_a_trial_names_the_choices():
+    for line, message in (
+        ("attack=tee", "unknown attack 'tee'; choose from: tea"),
+        ("rules=fair", "unknown rules of the game 'fair'; choose from: default"),
+        ("rho_max=2", "rho_max=2.0 is not a share of the words"),
+        ("batch_masking=maybe", "batch_masking='maybe'; choose from: own, yes, no"),
+    ):
+        with pytest.raises((KeyError, ValueError), match=message):
+            settings.parse(attacks.Trial, line).settings(0)
+    with pytest.raises(ValueError, match="Trial has no setting 'budget=3'"):
+        settings.parse(attacks.Trial, "budget=3")
