@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from faithlib import paths
 from faithlib.shapes import Numbers, Positions
@@ -44,6 +45,12 @@ OVERVIEW = (
     ("lime", "mask=mask;samples=100"),
     ("lime", "mask=erase;samples=100"),
 )
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Distinct names, those of ``LABELS`` first and in its order, so that a pair that is left out moves no panel."""
+    found = dict.fromkeys(names)
+    return [*(name for name in LABELS if name in found), *(name for name in found if name not in LABELS)]
 
 
 def label(name: str) -> str:
@@ -98,7 +105,7 @@ def precision_by_method(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """P@k with 95 % intervals, a panel per shortcut, a row per method, a colour per model; the dashed line is a random ranking."""
     data = overview(summary)
     names = list(dict.fromkeys(data["name"]))
-    shortcuts, models = list(dict.fromkeys(data["shortcut"])), list(dict.fromkeys(data["model"]))
+    shortcuts, models = in_order(data["shortcut"]), list(dict.fromkeys(data["model"]))
     figure, axes = plt.subplots(
         1, len(shortcuts), figsize=(3.6 * len(shortcuts) + 1.6, 0.36 * len(names) + 1.6), sharey=True, squeeze=False, layout="constrained"
     )
@@ -139,6 +146,7 @@ def _lines(data: pd.DataFrame, x: str, hue: str, xlabel: str, logarithmic: bool)
             axis.set_xscale("log")
         ticks = sorted(data[x].unique())
         axis.set_xticks(ticks, [f"{int(tick)}" for tick in ticks])
+        axis.set_xlim(min(ticks) / 1.4, max(ticks) * 1.4)
         axis.minorticks_off()
     axes[0][0].set_ylabel("precision at k")
     _legend_below(figure, axes[0])
@@ -174,7 +182,7 @@ def false_alarms(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     flat = both.reset_index()
     flat.columns = ["_".join(filter(None, column)) for column in flat.columns]
     models, names = list(dict.fromkeys(flat["model"])), list(dict.fromkeys(flat["name"]))
-    shortcuts = list(dict.fromkeys(flat["shortcut"]))
+    shortcuts = in_order(flat["shortcut"])
     figure, axes = plt.subplots(
         1, max(1, len(models)), figsize=(4.6 * max(1, len(models)) + 1.5, 0.42 * len(names) + 1.6), sharey=True, squeeze=False, layout="constrained"
     )
@@ -234,6 +242,7 @@ def learning_curves(histories: Mapping[tuple[str, str], pd.DataFrame]) -> tuple[
             ax=axis,
             palette="Dark2",
         )
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set(title=label(model), xlabel="passes over the training data", ylabel="accuracy, synthetic validation", ylim=(0.4, 1.03))
     figure.tight_layout()
     return figure, data
