@@ -387,7 +387,8 @@ def test_saved_and_reloaded_gives_the_same_scores(any_classifier, tmp_path):
     for old, new in zip(explain(any_classifier, texts, methods), explain(again, texts, methods), strict=True):
         assert new.tokens == old.tokens
         for name, scores in old.scores.items():
-            np.testing.assert_allclose(new.scores[name], scores, atol=1e-5 * abs(scores).max())
+            # What fp32 leaves to where the weights lie in memory; a text of one token may score the small rest of a sum that cancels.
+            np.testing.assert_allclose(new.scores[name], scores, atol=1e-4 * abs(scores).max())
 
 
 def test_another_window_can_be_asked_of_a_saved_classifier(tiny_lstm, tmp_path):
