@@ -16,11 +16,10 @@ from faithlib.attack.candidates import Proposer, counter_fitted, glove, masked_l
 from faithlib.attack.masked_model import MaskedModelSettings, masked_model
 from faithlib.attack.search import attack, largest_cost
 from faithlib.attribution import MASKED, functions
-from faithlib.data import DataSettings
 from faithlib.distances import DEFAULT, SENTENCE_DISTANCES, DistanceSettings, between
 from faithlib.progress import Meter
 from faithlib.salience import SALIENCE, configurations_of
-from faithlib.settings import Experiment, parse
+from faithlib.settings import Experiment
 
 TRAINED_HERE = MaskedModelSettings()
 PART = 5  # samples after which finished attacks are written to the cache
@@ -172,34 +171,3 @@ def keep_their_class(run: Experiment, table: pd.DataFrame) -> list[bool]:
         before, after = (classifier.predict(rows[column].tolist()).cpu().numpy() for column in ("original", "text"))
         kept[rows.index] = before == after
     return kept.tolist()
-
-
-def run_times(
-    run: Experiment,
-    models: Sequence[tuple[str, int]],
-    variants: Mapping[str, str],
-    budgets: Sequence[float],
-    masked: MaskedModelSettings,
-    long_data: str = "",
-    n_long: int = 3,
-    attribution: str = "saliency",
-) -> pd.DataFrame:
-    """Seconds per attacked sentence of each variant and rho_max, with its counts; a row per sentence.
-
-    models: (model, number of sentences). variants: name -> a line for :class:`Trial`. long_data: a line for ``DataSettings`` with long texts, on which a
-    model of the same kind is trained with a window of 256 tokens. Times are of the run that computed them: compare those of one run alone.
-    """
-    rows = []
-    for model, n in models:
-        runs = [(run, n)]
-        if long_data:
-            build, train = run.model(model)
-            long = (model, dataclasses.replace(build, window=256), dataclasses.replace(train, max_passes=3))
-            runs.append((dataclasses.replace(run, data=parse(DataSettings, long_data), models=(long,), shortcuts=()), n_long))
-        for where, count in runs:
-            for name, line in variants.items():
-                for rho_max in budgets:
-                    trial = dataclasses.replace(parse(Trial, line), rho_max=rho_max)
-                    samples = attacked(where, model, attribution, trial, count, masked).samples
-                    rows.append(samples[samples["reason"] == ""].assign(variant=name, rho_max=rho_max))
-    return pd.concat(rows, ignore_index=True)

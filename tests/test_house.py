@@ -29,7 +29,6 @@ ROOMS = [
     "robustness_experiment",
     "claims",
     "figures",
-    "robustness_figures",
     "heatmap",
     "report",
     "cli",
