@@ -38,7 +38,8 @@ from torch.utils import flop_counter
 
 from faithlib import data
 from faithlib.models import MODELS, ModelSettings
-from faithlib.models.classifier import TOKEN_BUDGET, TextClassifier
+from faithlib.models.classifier import TextClassifier
+from faithlib.models.encoding import TOKEN_BUDGET
 from faithlib.progress import Meter
 from faithlib.salience import Configuration, configurations_of, explain
 from faithlib.salience.gradient import gradients

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from faithlib.models.classifier import Batch, TextClassifier
+from faithlib.models.classifier import TextClassifier
+from faithlib.models.encoding import Batch
 from faithlib.salience import SALIENCE, configurations_of
 
 Words = tuple[str, ...]

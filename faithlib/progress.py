@@ -1,9 +1,11 @@
-"""Progress with an estimate on anything over a few seconds; silent where nobody watches."""
+"""Progress with an estimate on anything over a few seconds; silent where nobody watches. And other libraries' progress, silenced."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 
 from tqdm import tqdm
 
@@ -69,3 +71,22 @@ class _Line:
 
     def __repr__(self) -> str:
         return self.text
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its progress bars and load reports, which nobody asked for in a notebook; restored afterwards."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
+    from transformers.utils import logging
+
+    verbosity, bars, gguf_bar = logging.get_verbosity(), logging.is_progress_bar_enabled(), gguf.tqdm
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    gguf.tqdm = lambda tensors, **_: tensors  # a plain bar that the switch above does not reach
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        gguf.tqdm = gguf_bar
+        if bars:
+            logging.enable_progress_bar()

@@ -17,8 +17,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from faithlib.data import Example
-from faithlib.models.classifier import TextClassifier, predicted_class, quiet
-from faithlib.progress import Meter
+from faithlib.models.classifier import TextClassifier, predicted_class
+from faithlib.progress import Meter, quiet
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ def fit(
 
 
 def _collate(classifier: TextClassifier, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    batch = classifier.rows([row["input_ids"] for row in rows])
+    # XLNet's classifier reads the last place, so its tokenizer asks for padding in front.
+    batch = classifier.rows([row["input_ids"] for row in rows], classifier.tokenizer.padding_side)
     return {"input_ids": batch.ids, "attention_mask": batch.mask.long(), "labels": torch.tensor([row["labels"] for row in rows])}
 
 

@@ -10,7 +10,8 @@ from jaxtyping import TypeCheckError
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from faithlib.models import MODELS, ModelSettings
-from faithlib.models.classifier import Batch, TextClassifier, add_markers, check_single_tokens, class_score, predicted_class
+from faithlib.models.classifier import TextClassifier, class_score, predicted_class
+from faithlib.models.encoding import Batch, add_markers, check_single_tokens
 from faithlib.models.lstm import LSTMForSequenceClassification
 from faithlib.salience import explain
 

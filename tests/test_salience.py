@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from faithlib.faithfulness import precision_at_k, rank_of_evidence
-from faithlib.models.classifier import Batch, TextClassifier, class_score
+from faithlib.models.classifier import TextClassifier, class_score
+from faithlib.models.encoding import Batch
 from faithlib.registry import UnknownNameError
 from faithlib.salience import SALIENCE, Configuration, _targets, explain, salience
 from faithlib.salience.lime import perturbations, perturbed_scores, surrogate

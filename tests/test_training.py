@@ -150,6 +150,19 @@ def test_training_stops_when_patience_ends(tmp_path):
     assert [row["waited"] for row in history] == [0.0, 1.0, 2.0, 3.0]
 
 
+def test_padding_changes_nothing_that_is_trained(any_classifier):
+    """A model learns from a padded batch what it later says of each text alone: XLNet's answer stands at the end, so its padding is in front."""
+    if any_classifier.tokenizer.pad_token_id is None:
+        pytest.skip("transformers refuses to train a batch without a padding token")
+    examples = [Example(("good",), 0), Example(tuple("the film was dull , bad and far too long".split()), 1)]
+    batch = training._collate(any_classifier, training._Texts(any_classifier, examples).rows)
+    batch.pop("labels")
+    with torch.no_grad():
+        logits = any_classifier.model(**batch).logits
+    alone = torch.cat([any_classifier.predict_logits(example.text) for example in examples])
+    torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
+
+
 def test_a_step_limit_is_kept(tmp_path):
     _, history = _fit(tmp_path, TrainingSettings(batch_size=20, max_steps=15, evaluate_every=5, patience=20))
     assert [row["step"] for row in history] == [5.0, 10.0, 15.0]

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from faithlib import assets, cache
-from faithlib.progress import Meter
+from faithlib.progress import Meter, quiet
 
 HUB = {"distilbert": assets.DISTILBERT, "bert": assets.BERT_BASE}
 
@@ -57,7 +57,8 @@ def masked_model(settings: MaskedModelSettings, texts: Sequence[str], seed: int 
     if settings.source != "trained":
         asset = HUB.get(settings.source, assets.HubAsset(settings.source, None))
         try:
-            model = AutoModelForMaskedLM.from_pretrained(asset.repository, revision=asset.revision, use_safetensors=True)
+            with quiet():
+                model = AutoModelForMaskedLM.from_pretrained(asset.repository, revision=asset.revision, use_safetensors=True)
             return model.eval(), AutoTokenizer.from_pretrained(asset.repository, revision=asset.revision)
         except (OSError, ValueError) as error:
             raise assets.MissingAssetError(
@@ -68,13 +69,15 @@ def masked_model(settings: MaskedModelSettings, texts: Sequence[str], seed: int 
     key = cache.key("masked-model", [settings, cache.digest(list(texts)), seed], cache.digest(assets.PACKAGES), cache.source_fingerprint(__name__))
 
     def build(folder: Path) -> None:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), quiet():
             torch.manual_seed(seed)
             model = BertForMaskedLM.from_pretrained(assets.minilm())
             _train(model, AutoTokenizer.from_pretrained(assets.minilm()), texts, settings, seed, cache.scratch(key))
         model.save_pretrained(folder)
 
-    model = BertForMaskedLM.from_pretrained(cache.folder(key, build))
+    folder = cache.folder(key, build)
+    with quiet():
+        model = BertForMaskedLM.from_pretrained(folder)
     return model.eval(), AutoTokenizer.from_pretrained(assets.minilm())
 
 

@@ -7,7 +7,6 @@ No sentence is cut: where a model reads fewer tokens, the text is read in severa
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import http.client
@@ -20,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from faithlib import assets, cache, paths
 from faithlib.distances import Backend, DistanceSettings, measured, sentence_distance
+from faithlib.progress import quiet
 
 Compare = Callable[[np.ndarray, np.ndarray], np.ndarray]
 TOKEN_BUDGET = 1024  # tokens per forward pass, padding included: at 50,000 logits a token, what bounds memory
@@ -232,25 +231,6 @@ def _language_tool_version(address: str) -> str | None:
 
 
 # Shared by the models
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without its progress bars and load reports; restored afterwards."""
-    from transformers import modeling_gguf_pytorch_utils as gguf
-
-    log = transformers.utils.logging
-    verbosity, bars, gguf_bar = log.get_verbosity(), log.is_progress_bar_enabled(), gguf.tqdm
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    gguf.tqdm = lambda tensors, **_: tensors  # a plain bar that the switch above does not reach
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        gguf.tqdm = gguf_bar
-        if bars:
-            log.enable_progress_bar()
 
 
 def _load(kind: Any, source: str, advice: str, revision: str | None = None) -> tuple[Any, Any]:

@@ -11,7 +11,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from faithlib import assets
 from faithlib.models import MODELS, ModelSettings
-from faithlib.models.classifier import ADAPTERS, PaddedClassifier, TextClassifier, add_markers, quiet
+from faithlib.models.classifier import ADAPTERS, PaddedClassifier, TextClassifier
+from faithlib.models.encoding import add_markers
+from faithlib.progress import quiet
 from faithlib.shapes import Embeddings, Mask
 
 

@@ -2,97 +2,21 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from faithlib.data import as_texts
-from faithlib.shapes import Embeddings, Ids, Logits, Mask
-
-# "[SEP]" written in a text is a text, not a separator; tokens added as markers are not special and still match.
-AS_WRITTEN = {"split_special_tokens": True}
-TOKEN_BUDGET = 4096  # tokens per forward pass, padding included: what bounds memory, whatever the steps and samples
-
-
-@dataclass(frozen=True)
-class EncodedText:
-    """One text as the model reads it. Lists run over the token positions of its row, special tokens included.
-
-    tokens: what stands in the text (the vocabulary's name for special tokens and bare space). offsets: character spans. word: index into
-    ``words``, -1 for special tokens and where there are no words. words: the text's chunks between white space. cut: True where the model does not read the whole text.
-    """
-
-    text: str
-    tokens: tuple[str, ...]
-    offsets: tuple[tuple[int, int], ...]
-    word: tuple[int, ...]
-    words: tuple[str, ...]
-    cut: bool
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of token ids, padded on the right. rankable: False on special tokens and padding."""
-
-    ids: Ids
-    mask: Mask
-    rankable: Mask
-    texts: tuple[EncodedText, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.mask.sum(1)
-
-    def select(self, rows: Sequence[int]) -> Batch:
-        """These rows, with no more padding than they need."""
-        index = torch.as_tensor(list(rows), device=self.ids.device, dtype=torch.long)
-        width = int(self.lengths[index].max()) if len(index) else 0
-        texts = tuple(self.texts[i] for i in rows) if self.texts else ()
-        return Batch(self.ids[index, :width], self.mask[index, :width], self.rankable[index, :width], texts)
-
-    def repeat(self, n: int) -> Batch:
-        """A single row ``n`` times, without copying."""
-        return Batch(*(t.expand(n, -1) for t in (self.ids, self.mask, self.rankable)))
-
-    def by_length(self, budget: int = TOKEN_BUDGET) -> Iterator[list[int]]:
-        """Row numbers in groups of similar length whose padded size stays within ``budget`` tokens (a longer row stands alone)."""
-        group: list[int] = []
-        lengths = self.lengths.tolist()
-        for row in sorted(range(len(self)), key=lambda i: (lengths[i], i)):
-            if group and (len(group) + 1) * lengths[row] > budget:
-                yield group
-                group = []
-            group.append(row)
-        if group:
-            yield group
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without its progress bars and load reports, which nobody asked for in a notebook; restored afterwards."""
-    log = transformers.utils.logging
-    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        if bars:
-            log.enable_progress_bar()
+from faithlib.models.encoding import AS_WRITTEN, Batch, describe
+from faithlib.progress import quiet
+from faithlib.shapes import Embeddings, Logits, Mask
 
 
 class TextClassifier:
@@ -216,7 +140,7 @@ class TextClassifier:
             ids[row, :n] = torch.tensor(encoding.ids, dtype=torch.long)
             mask[row, :n] = True
             rankable[row, :n] = ~torch.tensor(encoding.special_tokens_mask, dtype=torch.bool)
-            described.append(_describe(text, encoding))
+            described.append(describe(text, encoding))
         if not mask.any(1).all():  # a tokenizer without special tokens and an empty text: one filler, read but never ranked
             mask[~mask.any(1), 0] = True
         return Batch(ids.to(self.device), mask.to(self.device), rankable.to(self.device), tuple(described))
@@ -225,11 +149,10 @@ class TextClassifier:
         """Tokens of each text, uncut, special tokens included."""
         return [len(e.ids) for e in self.tokenizer(list(texts), verbose=False, **AS_WRITTEN).encodings] if texts else []
 
-    def rows(self, ids: Sequence[Tensor]) -> Batch:
-        """Given token id rows (special tokens included) as one batch; nothing in it is rankable."""
-        padded = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True, padding_value=self._filler())
-        lengths = torch.tensor([len(row) for row in ids], device=padded.device)
-        mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+    def rows(self, ids: Sequence[Tensor], padding_side: str = "right") -> Batch:
+        """Given token id rows (special tokens included) as one batch; nothing in it is rankable. Padding in front is for training alone."""
+        padded = pad_sequence(list(ids), batch_first=True, padding_value=self._filler(), padding_side=padding_side)
+        mask = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in ids], batch_first=True, padding_side=padding_side)
         return Batch(padded, mask, torch.zeros_like(mask))
 
     # Numbers out
@@ -377,43 +300,3 @@ def class_score(logits: Logits, target: Tensor, of: str, head: str) -> Tensor:
         raise ValueError("a regression head has no probability; choose of=logit")
     picked = {"softmax": logits.softmax(1), "multi_label": logits.sigmoid()}.get(head, logits) if of == "probability" else logits
     return picked.gather(1, target[:, None])[:, 0]
-
-
-def _describe(text: str, encoding: Any) -> EncodedText:
-    spans = [match.span() for match in re.finditer(r"\S+", text)]
-    starts = [start for start, _ in spans]
-    tokens, offsets, word = [], [], []
-    for name, (start, end), special in zip(encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True):
-        while start < end and text[start].isspace():  # byte-level tokenizers may count the space in front
-            start += 1
-        offsets.append((start, end))
-        tokens.append(name if special or start >= end else text[start:end])
-        word.append(-1 if special else min(max(0, bisect.bisect_right(starts, start) - 1), len(spans) - 1))
-    return EncodedText(text, tuple(tokens), tuple(offsets), tuple(word), tuple(text[a:b] for a, b in spans), bool(encoding.overflowing))
-
-
-def add_markers(tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
-    """Make each marker exactly one token; raise ValueError where the tokenizer splits or changes it all the same."""
-    from tokenizers import AddedToken
-
-    tokenizer.add_tokens([AddedToken(marker, single_word=False, normalized=False) for marker in markers])
-    check_single_tokens(tokenizer, markers)
-
-
-def check_single_tokens(tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
-    """Raise ValueError for a marker that the tokenizer does not read as one token of its own, wherever it stands."""
-    seen: dict[int, str] = {}
-    for marker in markers:
-        for text in (marker, f"a {marker} b"):
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            if text == marker and len(ids) != 1:
-                pieces = tokenizer.convert_ids_to_tokens(ids)
-                raise ValueError(
-                    f"the tokenizer splits the marker {marker!r} into {pieces}; add it as a token (faithlib.models.classifier.add_markers) or choose another"
-                )
-            unknown = tokenizer.unk_token_id
-        if ids[1:2] != tokenizer(marker, add_special_tokens=False)["input_ids"] or ids[1] == unknown:
-            raise ValueError(f"the marker {marker!r} is not one token inside a text: {tokenizer.convert_ids_to_tokens(ids)}")
-        if ids[1] in seen:
-            raise ValueError(f"markers {seen[ids[1]]!r} and {marker!r} are the same token for this tokenizer")
-        seen[ids[1]] = marker

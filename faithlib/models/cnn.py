@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import ADAPTERS, PaddedClassifier, TextClassifier
-from faithlib.models.words import fill_embedding, vocabulary
+from faithlib.models.words import WordModel, vocabulary
 
 WIDTHS = (3, 4, 5)  # words that a filter sees at once; Kim's sizes
 
@@ -27,31 +27,17 @@ class CNNConfig(PreTrainedConfig):
         self.vocab_size, self.embedding_size, self.n_filters, self.dropout = vocab_size, embedding_size, n_filters, dropout
 
 
-class CNNForSequenceClassification(PreTrainedModel):
-    """The network behind transformers' interface, so that Trainer, saving and loading are the library's own."""
+class CNNForSequenceClassification(WordModel):
+    """The network above."""
 
     config_class = CNNConfig
 
     def __init__(self, config: CNNConfig):
         super().__init__(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.filters = nn.ModuleList(nn.Conv1d(config.embedding_size, config.n_filters, width) for width in WIDTHS)
         self.dropout = nn.Dropout(config.dropout)
         self.out = nn.Linear(len(WIDTHS) * config.n_filters, config.num_labels)
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Conv1d | nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=0.4)  # the spread of GloVe 6B's components
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embedding = value
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None, **_unused
@@ -97,5 +83,5 @@ def cnn(settings: ModelSettings, texts: Sequence[str], markers: Sequence[str], n
         pad_token_id=0,
     )
     model = CNNForSequenceClassification(config)
-    fill_embedding(model.embedding, ids, vectors)
+    model.fill_embedding(ids, vectors)
     return TextClassifier.wrap(model, tokenizer, window=settings.window)

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from faithlib.models import MODELS, ModelSettings
-from faithlib.models.classifier import ADAPTERS, Batch, PaddedClassifier, TextClassifier
-from faithlib.models.words import SPECIALS, fill_embedding, vocabulary
+from faithlib.models.classifier import ADAPTERS, PaddedClassifier, TextClassifier
+from faithlib.models.encoding import Batch
+from faithlib.models.words import SPECIALS, WordModel, vocabulary
 from faithlib.shapes import Embeddings, Mask
 
 
@@ -46,15 +47,14 @@ class LSTMConfig(PreTrainedConfig):
         self.pooling = pooling
 
 
-class LSTMForSequenceClassification(PreTrainedModel):
-    """The architecture above behind transformers' interface, so that Trainer, saving and loading are the library's own."""
+class LSTMForSequenceClassification(WordModel):
+    """The architecture above."""
 
     config_class = LSTMConfig
 
     def __init__(self, config: LSTMConfig):
         super().__init__(config)
         hidden = config.hidden_size
-        self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.left_to_right = nn.LSTM(config.embedding_size, hidden, batch_first=True)
         self.right_to_left = nn.LSTM(config.embedding_size, hidden, batch_first=True)
         if config.pooling == "attention":
@@ -79,18 +79,8 @@ class LSTMForSequenceClassification(PreTrainedModel):
                     nn.init.orthogonal_(parameter)
                 else:
                     nn.init.xavier_uniform_(parameter)
-        elif isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=0.4)  # the spread of GloVe 6B's components
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embedding = value
+        else:
+            super()._init_weights(module)
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None, **_unused
@@ -178,5 +168,5 @@ def lstm(settings: ModelSettings, texts: Sequence[str], markers: Sequence[str], 
         pad_token_id=0,
     )
     model = LSTMForSequenceClassification(config)
-    fill_embedding(model.embedding, ids, vectors)
+    model.fill_embedding(ids, vectors)
     return TextClassifier.wrap(model, tokenizer, window=settings.window)

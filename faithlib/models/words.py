@@ -11,11 +11,11 @@ import pyarrow.parquet as parquet
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from faithlib import assets
 from faithlib.models import ModelSettings
-from faithlib.models.classifier import add_markers
+from faithlib.models.encoding import add_markers
 
 SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 # A word with its inner hyphens, a clitic as GloVe has it ('s, 't), or any other single character; marks stay with their letter.
@@ -73,9 +73,33 @@ def vocabulary(settings: ModelSettings, texts: Sequence[str], markers: Sequence[
     return tokenizer, ids, np.asarray(vectors[rows], dtype=np.float32)
 
 
-def fill_embedding(embedding: nn.Embedding, ids: Sequence[int], vectors: np.ndarray) -> None:
-    """Put the known vectors in their places and 0 in the padding's; the other words keep their random start."""
-    with torch.no_grad():
+class WordModel(PreTrainedModel):
+    """A network over word embeddings behind transformers' interface, so that Trainer, saving and loading are the library's own.
+
+    Its configuration has ``vocab_size`` and ``embedding_size``.
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.4)  # the spread of GloVe 6B's components
+        elif isinstance(module, nn.Linear | nn.Conv1d):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embedding = value
+
+    @torch.no_grad()
+    def fill_embedding(self, ids: Sequence[int], vectors: np.ndarray) -> None:
+        """Put the known vectors in their places and 0 in the padding's; the other words keep their random start."""
         if len(ids):
-            embedding.weight[list(ids)] = torch.from_numpy(vectors)
-        embedding.weight[0] = 0
+            self.embedding.weight[list(ids)] = torch.from_numpy(vectors)
+        self.embedding.weight[0] = 0

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faithlib.models.classifier import Batch, TextClassifier
+from faithlib.models.classifier import TextClassifier
+from faithlib.models.encoding import Batch
 from faithlib.registry import Registry, UnknownNameError, import_siblings
 
 SALIENCE: Registry = Registry("salience family")

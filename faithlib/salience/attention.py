@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from faithlib.models.classifier import Batch, TextClassifier
+from faithlib.models.classifier import TextClassifier
+from faithlib.models.encoding import Batch
 from faithlib.salience import Configuration, salience
 
 

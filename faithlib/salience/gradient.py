@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from faithlib.models.classifier import Batch, TextClassifier, class_score
+from faithlib.models.classifier import TextClassifier, class_score
+from faithlib.models.encoding import Batch
 from faithlib.salience import salience
 
 

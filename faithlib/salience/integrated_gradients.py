@@ -13,7 +13,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from faithlib.models.classifier import TOKEN_BUDGET, Batch, TextClassifier, class_score
+from faithlib.models.classifier import TextClassifier, class_score
+from faithlib.models.encoding import TOKEN_BUDGET, Batch
 from faithlib.salience import salience, spread
 from faithlib.salience.gradient import gradients
 

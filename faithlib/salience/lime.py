@@ -14,7 +14,8 @@ from lime.lime_base import LimeBase
 from sklearn.linear_model import Ridge
 
 from faithlib.data import content_rng
-from faithlib.models.classifier import Batch, TextClassifier, class_score
+from faithlib.models.classifier import TextClassifier, class_score
+from faithlib.models.encoding import Batch
 from faithlib.salience import salience, spread
 
 KERNEL_WIDTH = 25.0
