@@ -401,6 +401,16 @@ def test_batches_stay_within_the_token_budget(tiny_lstm, monkeypatch):
     assert max(sizes) <= 40
 
 
+def test_short_paths_share_a_forward_pass(tiny_lstm, monkeypatch):
+    from faithlib.salience import integrated_gradients
+
+    shapes = []
+    gradients = integrated_gradients.gradients
+    monkeypatch.setattr(integrated_gradients, "gradients", lambda model, batch, *rest: shapes.append(tuple(batch.ids.shape)) or gradients(model, batch, *rest))
+    lengths = [len(e.tokens) + 2 for e in explain(tiny_lstm, TEXTS, "integrated_gradients;baseline=zero;of=logit;steps=5")]
+    assert shapes == [(5 * len(TEXTS), max(lengths))]
+
+
 def test_texts_come_in_many_shapes(tiny_lstm):
     scores = [e.scores["gradient_l2;of=logit"] for e in explain(tiny_lstm, TEXTS, "gradient_l2;of=logit")]
     for shape in (tuple(TEXTS), np.array(TEXTS), pd.Series(TEXTS, index=[7, 8, 9])):
