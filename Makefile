@@ -47,8 +47,9 @@ test-notebooks: $(READY) ## rerun every notebook and compare its claims (warms t
 store: $(READY) ## put the quick report's outputs into notebooks/, before a commit
 	$(BIN)/python -m faithlib store
 
-bench: $(READY) ## speed and memory beside captum and lime, in one run
+bench: $(READY) ## speed and memory beside captum and lime, and of the attacks beside a plain loop
 	$(BIN)/python bench/salience.py
+	$(BIN)/python bench/attack.py
 
 lint: $(READY) ## check the style
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ The rooms, left to right; a module imports only from its left, and ``tests/test_
     robustness     k, its curves over the share of replaced words, and their areas
     settings       what a run is about, from a notebook's parameters
     experiment     one cell (data, shortcut, model, seed) and what it yields; robustness_experiment likewise for attacks
+    suspects ranking audit                     a classifier of your own: words that it leans on, and the protocol on copies of it
     claims figures heatmap report cli          what people look at
 """
 

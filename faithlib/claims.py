@@ -32,6 +32,8 @@ class Seen:
     n: int
 
     def __str__(self) -> str:
+        if not self.n:
+            return f"{self.name} nothing"
         return f"{self.name} {self.mean:.2f} [{self.low:.2f}, {self.high:.2f}] n={self.n}"
 
 
@@ -47,17 +49,17 @@ def gain(table: pd.DataFrame, one: Mapping[str, str], other: Mapping[str, str], 
     return [Seen(f"{name} difference".strip(), *numbers) for name, numbers in found]
 
 
-def judge(claim: str, seen: Sequence[Seen], region: tuple[float, float], n_expected: int, tested: bool) -> Claim:
+def judge(claim: str, seen: Sequence[Seen], region: tuple[float, float], n_expected: int, tested: bool, why_not: str = "at this size") -> Claim:
     """Whether every number lies in ``region`` (least, most), asked of its interval.
 
     ``holds``: every interval lies inside. ``does not``: one lies wholly outside. Else the run cannot tell. It is ``not tested`` too where the
-    profile is too small (``tested`` False), where one of the ``n_expected`` numbers is missing (its pair failed verification or was not
+    profile is too small (``tested`` False, or another reason ``why_not``), where one of the ``n_expected`` numbers is missing (its pair failed verification or was not
     asked), or where one has fewer than 20 examples; so a claim never holds for want of data.
     """
     least, most = region
     saw = "; ".join(map(str, seen))
     if not tested:
-        return Claim(claim, saw, "not tested at this size")
+        return Claim(claim, saw, f"not tested {why_not}")
     if len(seen) < n_expected:
         return Claim(claim, f"{saw or 'nothing'} ({len(seen)} of {n_expected} numbers)", "not tested")
     if any(number.n < LEAST_EXAMPLES for number in seen):

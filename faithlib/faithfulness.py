@@ -10,7 +10,7 @@ Ties: both are expectations over a uniformly random order of the tied tokens, in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,13 +67,13 @@ def random_rank(n_tokens: int, k: int) -> float:
     return k * (n_tokens + 1) / (k + 1)
 
 
-def interval(values: Iterable[float], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, 2000 resamples. Equal values give an interval of no width, which says nothing about how sure one can be: read n."""
+def interval(values: Iterable[float], seed: int = 0, level: float = 0.95, statistic: Callable = np.mean) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean, or another statistic of numpy, 2000 resamples. Equal values give an interval of no width, which says nothing about how sure one can be: read n."""
     values = np.asarray([value for value in values if not np.isnan(value)], dtype=np.float64)
     if len(values) < 2 or np.ptp(values) == 0:
         return (float(values.mean()), float(values.mean())) if len(values) else (float("nan"), float("nan"))
     found = stats.bootstrap(
-        (values,), np.mean, n_resamples=2000, method="percentile", confidence_level=level, rng=np.random.default_rng(seed)
+        (values,), statistic, n_resamples=2000, method="percentile", confidence_level=level, rng=np.random.default_rng(seed)
     ).confidence_interval
     return float(found.low), float(found.high)
 

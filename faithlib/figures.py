@@ -22,11 +22,16 @@ LABELS = {
     "gradient_times_input": "Gradient x Input",
     "integrated_gradients": "Integrated Gradients",
     "lime": "LIME",
+    "saliency": "Saliency",
+    "attention": "Attention",
+    "cnn": "CNN",
     "lstm": "LSTM",
     "bert": "BERT",
     "single_token": "single token",
     "token_in_context": "token in context",
     "ordered_pair": "ordered pair",
+    "literal_tea": "TEA's rules as published",
+    "tef": "TEF's rules for both",
 }
 COLOURS = {"lstm": "#e66101", "bert": "#3c6ebe"}
 OTHERS = sns.color_palette("Dark2")
@@ -119,11 +124,11 @@ def precision_by_method(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         axis.axvline(here["random_precision"].mean(), color="#888", ls="--", lw=1)
         axis.set(title=label(shortcut), xlim=(-0.03, 1.03), xlabel="precision at k", yticks=range(len(names)), yticklabels=names)
     axes[0][0].invert_yaxis()
-    _legend_below(figure, axes[0])
+    legend_below(figure, axes[0])
     return figure, data
 
 
-def _legend_below(figure: Figure, axes: Sequence[plt.Axes]) -> None:
+def legend_below(figure: Figure, axes: Iterable[plt.Axes]) -> None:
     """One legend for all panels, where it covers nothing."""
     found = dict(pair[::-1] for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True))
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=len(found), frameon=False)
@@ -149,7 +154,7 @@ def _lines(data: pd.DataFrame, x: str, hue: str, xlabel: str, logarithmic: bool)
         axis.set_xlim(min(ticks) / 1.4, max(ticks) * 1.4)
         axis.minorticks_off()
     axes[0][0].set_ylabel("precision at k")
-    _legend_below(figure, axes[0])
+    legend_below(figure, axes[0])
     return figure
 
 
@@ -202,7 +207,7 @@ def false_alarms(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         )
         axis.title.set_fontsize(10)
     axes[0][0].invert_yaxis()
-    _legend_below(figure, axes[0])
+    legend_below(figure, axes[0])
     return figure, flat
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import logging
 import os
+import shlex
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -16,7 +18,6 @@ import nbformat
 import yaml
 
 from faithlib import cache, paths, settings
-from faithlib.data import DataSettings
 
 QUICK = "quick"  # the notebooks' own defaults; it has no folder of parameters
 
@@ -92,9 +93,26 @@ def _code_fingerprint() -> str:
 
 def _fingerprint(notebook: Path, values: dict[str, Any]) -> str:
     cells = [[cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))] for cell in nbformat.read(notebook, 4).cells]
-    data = values.get("data") or declared(notebook).get("data", "")
-    files = settings.parse(DataSettings, data).fingerprint()
-    return cache.digest(cells, values, _code_fingerprint(), cache.versions(), files)
+    return cache.digest(cells, values, _code_fingerprint(), cache.versions(), _files_named({**declared(notebook), **values}))
+
+
+def _files_named(values: dict[str, Any]) -> list[list[str]]:
+    """(name, hash of the content) of every file or folder that a parameter names, alone or as ``name=path`` in a line: another content is another run."""
+    words: list[str] = []
+    for value in values.values():
+        if isinstance(value, str):
+            try:
+                parts = shlex.split(value)
+            except ValueError:  # an apostrophe in a sentence
+                parts = value.split()
+            words += [value, *(part.partition("=")[2] for part in parts)]
+    found = []
+    for word in sorted(set(filter(None, words))):
+        for path in (Path(word).expanduser(), paths.ROOT / word):
+            if ("/" in word or "." in word) and path.exists():
+                found.append([word, cache.file_fingerprint(path)])
+                break
+    return found
 
 
 def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
@@ -153,7 +171,13 @@ def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path,
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             papermill.execute_notebook(
-                str(notebook), str(part), values or None, cwd=str(paths.NOTEBOOKS), kernel_name="python3", progress_bar=True, autosave_cell_every=60
+                str(notebook),
+                str(part),
+                values or None,
+                cwd=str(paths.NOTEBOOKS),
+                kernel_name="python3",
+                progress_bar=sys.stderr.isatty(),
+                autosave_cell_every=60,
             )
     except PapermillExecutionError as error:
         raise ReportError(
@@ -217,7 +241,7 @@ img{{max-width:100%;border:1px solid #ddd}}figure{{margin:1.5rem 0}}figcaption,s
 
 def warm(profile: str, say=print) -> None:
     """Fill the cache with all that the profile's notebooks ask for, with progress in the terminal, so that executing them is quick."""
-    from faithlib import experiment
+    from faithlib import experiment, robustness_experiment
 
     last = notebooks(["99"])[0]
     values = {**declared(last), **parameters(profile, last)}
@@ -230,6 +254,11 @@ def warm(profile: str, say=print) -> None:
     for role in ("mixed", "source"):
         experiment.everything(run_settings, role)
         say(f"{role} models explained")
+    seven = notebooks(["07"])[0]
+    attacks = robustness_experiment.from_notebook({**declared(seven), **parameters(profile, seven)})
+    for run in (attacks, robustness_experiment.ablations(attacks)):
+        robustness_experiment.everything(run)
+        say(f"{', '.join(run.trials)}: attacked")
 
 
 def store(profile: str = QUICK) -> None:

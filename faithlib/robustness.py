@@ -10,6 +10,7 @@ d lies in [0, 1]. Everything here reads one tidy table with a row per accepted r
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -40,6 +41,18 @@ def with_k(table: pd.DataFrame, least: Mapping[str, float] | None = None) -> pd.
     return result
 
 
+def with_largest_k(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with ``largest_k_<name>`` beside every ``k_<name>``: the largest of the rows of the same path up to this one.
+
+    The search climbs d, so the last sentence of a path need not be the one with the largest k. Of a table that holds the last sentence of each bin alone
+    (``robustness_experiment.measured``) it is the largest at the bins' ends; sentences between them were not measured.
+    """
+    result = table.sort_values("step", kind="stable")
+    for column in [name for name in table if name.startswith("k_")]:
+        result[f"largest_{column}"] = result.groupby([*ATTACK, "sample"])[column].cummax()
+    return result.loc[table.index]
+
+
 def at_each_share(table: pd.DataFrame, edges: Sequence[float] = EDGES) -> pd.DataFrame:
     """One row per attack, sample and bin of the true share rho of replaced words: the sample's last accepted sentence there.
 
@@ -54,31 +67,33 @@ def at_each_share(table: pd.DataFrame, edges: Sequence[float] = EDGES) -> pd.Dat
 
 
 def curve(table: pd.DataFrame, metric: str, edges: Sequence[float] = EDGES, seed: int = 0) -> pd.DataFrame:
-    """A metric over rho: per attack and bin its mean with a 95 % bootstrap interval over samples, its median, and n samples."""
-    rows = []
-    for names, part in at_each_share(table, edges).groupby([*ATTACK, "bin", "rho_bin"], sort=True):
-        values = part[metric].astype(float)
+    """A metric over rho: per attack and bin its mean and its median, each with a 95 % percentile bootstrap interval over samples, and n samples.
+
+    Several seeds attack the same sentences, so a sample is the mean of its seeds; ``lowest_seed`` and ``highest_seed`` are the means of single seeds.
+    """
+    of, rows = [name for name in ATTACK if name != "seed"], []
+    for names, part in at_each_share(table, edges).groupby([*of, "bin", "rho_bin"], sort=True):
+        values = part[metric].astype(float).groupby(part["sample"]).mean()
         low, high = interval(values, seed)
+        median_low, median_high = interval(values, seed, statistic=np.median)
+        of_seeds = part[metric].astype(float).groupby(part["seed"]).mean()
         rows.append(
             {
-                **dict(zip([*ATTACK, "bin", "rho_bin"], names, strict=True)),
+                **dict(zip([*of, "bin", "rho_bin"], names, strict=True)),
                 "metric": metric,
                 "mean": values.mean(),
                 "low": low,
                 "high": high,
                 "median": values.median(),
+                "median_low": median_low,
+                "median_high": median_high,
                 "n": int(values.notna().sum()),
+                "n_seeds": len(of_seeds),
+                "lowest_seed": of_seeds.min(),
+                "highest_seed": of_seeds.max(),
             }
         )
     return pd.DataFrame(rows)
-
-
-def area(values: Mapping[int, float], bins: Sequence[int], edges: Sequence[float] = EDGES) -> float:
-    """∫ metric d rho by the trapezoid rule over the middles of these bins; NaN for fewer than two bins."""
-    if len(bins) < 2:
-        return float("nan")
-    middle = (np.asarray(edges)[:-1] + np.asarray(edges)[1:]) / 2
-    return float(np.trapezoid([values[b] for b in bins], middle[list(bins)]))
 
 
 def relative_gain(
@@ -105,22 +120,14 @@ def relative_gain(
     first, second = (side.reindex(samples).to_numpy() for side in sides)
     bins = [b for b in range(len(edges) - 1) if np.isfinite(first[:, b]).any() and np.isfinite(second[:, b]).any()]
 
-    def areas(rows: np.ndarray) -> tuple[float, float]:
-        reduce = np.nanmean if statistic == "mean" else np.nanmedian
-        filled = [b for b in bins if np.isfinite(first[rows, b]).any() and np.isfinite(second[rows, b]).any()]
-        return tuple(area({b: float(reduce(side[rows, b])) for b in filled}, filled, edges) for side in (first, second))
-
-    def gain(rows: np.ndarray) -> float:
-        mine, theirs = areas(rows)
-        return mine / theirs - 1 if theirs else float("nan")
-
     everyone = np.arange(len(samples))
-    mine, theirs = areas(everyone)
+    mine, theirs = (float(values[0]) for values in _areas(first, second, everyone[None], bins, statistic, edges))
     low = high = float("nan")
     if len(samples) > 1 and len(bins) > 1:
-        rng = np.random.default_rng(seed)
-        drawn = [gain(rng.integers(len(samples), size=len(samples))) for _ in range(n_resamples)]
-        low, high = np.nanpercentile(drawn, [2.5, 97.5])
+        drawn = np.random.default_rng(seed).integers(len(samples), size=(n_resamples, len(samples)))
+        one_areas, other_areas = _areas(first, second, drawn, bins, statistic, edges)
+        ratios = one_areas / np.where(other_areas == 0, np.nan, other_areas) - 1
+        low, high = np.nanpercentile(ratios, [2.5, 97.5]) if np.isfinite(ratios).any() else (low, high)
     middle = [f"{(edges[b] + edges[b + 1]) / 2:.3g}" for b in bins]
     return {
         "metric": metric,
@@ -135,9 +142,28 @@ def relative_gain(
     }
 
 
+def _areas(
+    first: np.ndarray, second: np.ndarray, rows: np.ndarray, bins: Sequence[int], statistic: str, edges: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both areas for each row of sample numbers, (resample,); over the bins that both fill in that resample, NaN for fewer than two."""
+    reduce = np.nanmean if statistic == "mean" else np.nanmedian
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a bin that no sample of a resample fills is NaN, which is what is meant
+        curves = [reduce(side[rows][:, :, list(bins)], axis=1) for side in (first, second)]
+    filled = np.isfinite(curves[0]) & np.isfinite(curves[1])
+    result = np.full((2, len(rows)), np.nan)
+    middle = ((np.asarray(edges)[:-1] + np.asarray(edges)[1:]) / 2)[list(bins)]
+    for pattern in np.unique(filled, axis=0):
+        these = (filled == pattern).all(axis=1)
+        if pattern.sum() >= 2:
+            for into, curve_ in zip(result, curves, strict=True):
+                into[these] = np.trapezoid(curve_[np.ix_(these, pattern)], middle[pattern], axis=1)
+    return result[0], result[1]
+
+
 def _matrix(rows: pd.DataFrame, metric: str, n_bins: int) -> pd.DataFrame:
-    """(sample, bin) of the metric; NaN where a sample has no sentence in a bin."""
-    return rows.pivot_table(index=["seed", "sample"], columns="bin", values=metric, aggfunc="last", dropna=False).reindex(columns=range(n_bins))
+    """(sample, bin) of the metric, the mean over seeds; NaN where a sample has no sentence in a bin."""
+    return rows.pivot_table(index="sample", columns="bin", values=metric, aggfunc="mean", dropna=False).reindex(columns=range(n_bins))
 
 
 def paired(table: pd.DataFrame, metric: str, one: Mapping[str, str], other: Mapping[str, str], edges: Sequence[float] = EDGES, seed: int = 0) -> dict:
@@ -146,7 +172,7 @@ def paired(table: pd.DataFrame, metric: str, one: Mapping[str, str], other: Mapp
     keys = ["dataset", "model", "attribution", "seed", "sample", "bin"]
     sides = [binned[np.logical_and.reduce([binned[c] == v for c, v in side.items()])].set_index(keys)[metric] for side in (one, other)]
     both = (sides[0] - sides[1]).dropna()
-    per_sample = both.groupby(["dataset", "model", "attribution", "seed", "sample"]).mean()
+    per_sample = both.groupby(["dataset", "model", "attribution", "sample"]).mean()  # several seeds attack the same sentences
     if len(per_sample) < 2:
         return {"mean": float(both.mean()), "low": float("nan"), "high": float("nan"), "n": len(per_sample)}
     found = stats.bootstrap((per_sample.to_numpy(),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed)).confidence_interval

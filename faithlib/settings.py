@@ -110,19 +110,26 @@ def from_parameters(data: str, shortcuts: str, shortcut: str, models: str, seed:
     return Experiment(parse(DataSettings, data), tuple(shortcuts.split()), parse(ShortcutSettings, shortcut), tuple(chosen), seed)
 
 
+def counts(line: str) -> tuple[tuple[str, int], ...]:
+    """(name, n) pairs from ``name:n`` words: ``lstm:40 bert:10``. Raises ValueError naming the word that is none."""
+    result = []
+    for word in line.split():
+        name, colon, n = word.rpartition(":")
+        if not colon or not name or not n.isdigit():
+            raise ValueError(f"cannot read {word!r}; write name:n, for example gradient:300 or lime;samples=100:24")
+        result.append((name, int(n)))
+    return tuple(result)
+
+
 def plan(lines: str) -> tuple[tuple[str, int], ...]:
     """How many examples each configuration gets, from ``pattern:n`` words: ``gradient:300 integrated_gradients;steps=100:24``.
 
     A pattern is a family or method, with any of its options; a configuration takes the n of the last pattern that matches it.
     """
-    result = []
-    for word in lines.split():
-        pattern, colon, n = word.rpartition(":")
-        if not colon or not n.isdigit():
-            raise ValueError(f"cannot read {word!r}; write pattern:n, for example gradient:300 or lime;samples=100:24")
+    result = counts(lines)
+    for pattern, _ in result:
         Configuration.parse(pattern)
-        result.append((pattern, int(n)))
-    return tuple(result)
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +143,14 @@ class RunSettings:
 
 
 def from_lines(values: Mapping[str, Any], models: str = "models") -> Experiment:
-    """The experiment in a notebook's parameters: ``data``, ``shortcuts``, ``shortcut``, ``seed``, the parameter ``models`` that names the classifiers, and
-    per classifier ``<name>`` and ``<name>_training``."""
-    names = str(values[models]).split()
+    """The experiment in a notebook's parameters: ``data``, ``shortcuts``, ``shortcut``, ``seed``, the parameter ``models`` that names the classifiers (or
+    ``name:n``, see :func:`counts`), and per classifier ``<name>`` and ``<name>_training``."""
+    names = [word.partition(":")[0] for word in str(values[models]).split()]
     missing = [f"{name}{end}" for name in names for end in ("", "_training") if f"{name}{end}" not in values]
     if missing:
         raise ValueError(f"the parameter {models!r} names {', '.join(names)} but the parameters do not declare {missing[0]!r}")
     lines = {name: (values[name], values[f"{name}_training"]) for name in names}
-    return from_parameters(values["data"], values["shortcuts"], values["shortcut"], values[models], values["seed"], lines)
+    return from_parameters(values["data"], values["shortcuts"], values["shortcut"], " ".join(names), values["seed"], lines)
 
 
 def from_notebook(values: Mapping[str, Any]) -> RunSettings:

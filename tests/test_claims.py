@@ -26,6 +26,12 @@ def test_a_claim_is_judged_by_its_intervals_and_never_holds_for_want_of_data(see
     assert claims.judge("c", seen, (0.95, 1.0), expected, tested).verdict == verdict
 
 
+def test_a_claim_about_nothing_says_so_and_a_reason_is_given():
+    empty = claims.Seen("difference", float("nan"), float("nan"), float("nan"), 0)
+    assert (claims.judge("c", [empty], (0.0, 1.0), 1, True).saw, str(_seen(0.5, 0.7))) == ("difference nothing", "bert ordered pair 0.60 [0.50, 0.70] n=300")
+    assert claims.judge("c", [_seen(0.5, 0.7)], (0.0, 1.0), 1, False, "with GloVe").verdict == "not tested with GloVe"
+
+
 def _ranked(model, shortcut, method, values):
     where = {"dataset": "d", "seed": 0, "role": "mixed", "config": "", "shortcut": shortcut, "model": model, "method": method}
     return pd.DataFrame([{**where, "example": i, "precision_at_k": value} for i, value in enumerate(values)])

@@ -226,6 +226,19 @@ def test_unknown_models_options_and_shortcuts(small):
         settings.from_parameters("", "single_token", "", "lstm", True, {"lstm": ("", "")})
 
 
+def test_models_are_named_with_or_without_a_number():
+    values = {"data": "", "shortcuts": "", "shortcut": "", "seed": 0, "samples": "cnn:40 lstm:5", "models": "lstm", "lstm": "", "lstm_training": ""}
+    values |= {"cnn": "window=32", "cnn_training": "patience=7"}
+    run = settings.from_lines(values, "samples")
+    assert (run.model_names, run.model("cnn")[0].window, run.model("cnn")[1].patience) == (("cnn", "lstm"), 32, 7)
+    assert settings.from_lines(values).model_names == ("lstm",)
+    assert settings.counts("cnn:40 lstm:5") == (("cnn", 40), ("lstm", 5))
+    with pytest.raises(ValueError, match="cannot read ':5'; write name:n"):
+        settings.counts("cnn:40 :5")
+    with pytest.raises(ValueError, match="names cnn, lstm but the parameters do not declare 'cnn_training'"):
+        settings.from_lines({name: value for name, value in values.items() if name != "cnn_training"}, "samples")
+
+
 def test_plan_gives_the_last_matching_number(tiny_lstm):
     found = experiment.examples_per_configuration(tiny_lstm, settings.plan("lime:5 lime;samples=100:50 lime;mask=mask:9 gradient_l2:0"))
     assert found["lime"][Configuration.parse("lime;mask=unk;samples=100")] == 50

@@ -23,13 +23,17 @@ ROOMS = [
     "distances",
     "attack",
     "faithfulness",
+    "suspects",
     "robustness",
     "settings",
     "experiment",
     "robustness_experiment",
     "claims",
     "figures",
+    "robustness_figures",
     "heatmap",
+    "ranking",
+    "audit",
     "report",
     "cli",
 ]
@@ -129,13 +133,17 @@ def test_a_profile_says_only_what_differs_from_the_defaults(path):
 
 @pytest.mark.parametrize("profile", report.profiles())
 def test_every_profile_makes_an_experiment(profile):
-    from faithlib import settings
+    from faithlib import robustness_experiment, settings
 
     last = NOTEBOOKS[-1]
     run = settings.from_notebook({**report.declared(last), **report.parameters(profile, last)})
     for name in run.experiment.model_names:
         assert settings.plan(run.examples[name])
         assert settings.plan(run.control[name])
+    seven = next(path for path in NOTEBOOKS if path.stem.startswith("07"))
+    attacks = robustness_experiment.from_notebook({**report.declared(seven), **report.parameters(profile, seven)})
+    for trial in attacks.trials.values():
+        trial.settings(0)
 
 
 # Notebooks

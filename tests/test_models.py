@@ -9,11 +9,13 @@ import torch
 from jaxtyping import TypeCheckError
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
+from faithlib.data import Example
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import TextClassifier, class_score, predicted_class
 from faithlib.models.encoding import Batch, add_markers, check_single_tokens
 from faithlib.models.lstm import LSTMForSequenceClassification
 from faithlib.salience import explain
+from faithlib.training import TrainingSettings, fit
 
 SHORT = "a dull film"
 LONG = "a much longer sentence about a great actor in a warm story, far too long"
@@ -460,3 +462,36 @@ def test_added_tokens_are_drawn_like_the_others():
     ratios = ((new - others.mean(0)) @ directions).square().mean(0) / variances
     assert 0.7 < ratios[-10:].mean() < 1.4
     assert torch.unique(new, dim=0).shape == new.shape
+
+
+# RoBERTa and XLNet
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlnet"])
+def test_roberta_and_xlnet_are_loaded_from_a_checkpoint_trained_and_saved(family, request, tmp_path):
+    body = copy.deepcopy(request.getfixturevalue(f"tiny_{family}"))
+    body.model.base_model.save_pretrained(tmp_path / "body")
+    body.tokenizer.save_pretrained(tmp_path / "body")
+    settings = ModelSettings(family, weights=str(tmp_path / "body"), window=24, dropout=0.2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        classifier = MODELS[family](settings, TEXTS, ["#0", "#1", "#c"], 1)
+    assert (classifier.head, classifier.window) == ("binary", 24)
+    assert {module.p for module in classifier.model.modules() if isinstance(module, torch.nn.Dropout)} >= {0.2}
+    check_single_tokens(classifier.tokenizer, ["#0", "#1", "#c"])
+    old = body.model.get_input_embeddings().weight
+    new = classifier.model.get_input_embeddings().weight
+    assert torch.equal(new[: len(old)], old)
+    texts = [f"a {marker} film" for marker in ("#0", "#1")]
+    examples = [Example(tuple(text.split()), label) for label, text in enumerate(texts)] * 8
+    fit(classifier, examples, {"synthetic": examples}, TrainingSettings(learning_rate=5e-3, batch_size=8, max_passes=20, patience=20), 0, tmp_path / "steps")
+    assert classifier.predict(texts).tolist() == [0, 1]
+    classifier.save(tmp_path / "saved")
+    torch.testing.assert_close(TextClassifier.load(tmp_path / "saved").predict_logits(texts), classifier.predict_logits(texts))
+
+
+def test_roberta_is_in_no_package_and_says_where_to_get_it():
+    with pytest.raises(ValueError, match="weights='packaged': no package carries roberta; choose from: hub, a local folder"):
+        MODELS["roberta"](ModelSettings("roberta"), [], [])
+    with pytest.raises(OSError, match="hf download xlnet/xlnet-base-cased --revision ceaa69c7bc5e512b5007106a7ccbb7daf24b2c79"):
+        MODELS["xlnet"](ModelSettings("xlnet", weights="hub"), [], [])

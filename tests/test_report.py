@@ -145,3 +145,22 @@ def test_a_figure_is_saved_with_its_numbers(tmp_path, monkeypatch):
 def test_the_overview_keeps_a_method_that_it_does_not_know():
     rows = pd.DataFrame({"method": ["occlusion", "lime"], "config": ["", "mask=unk;samples=3000"], "role": "mixed"})
     assert figures.overview(rows)["method"].tolist() == ["occlusion"]
+
+
+def test_known_names_come_in_one_order_whatever_is_missing():
+    assert figures.in_order(["ordered_pair", "mine", "single_token", "ordered_pair", "yours"]) == ["single_token", "ordered_pair", "mine", "yours"]
+
+
+def test_every_file_that_a_parameter_names_is_part_of_the_fingerprint(tmp_path):
+    file, folder = tmp_path / "my table.csv", tmp_path / "model"
+    file.write_text("a")
+    folder.mkdir()
+    values = {"file": str(file), "tef": f"attack=tef candidates='{file}'", "model": str(folder), "sentence": "it's a film . really /", "n": 3}
+    before = report._files_named(values)
+    assert {name for name, _ in before} == {str(file), str(folder)}
+    file.write_text("ab")
+    changed = report._files_named(values)
+    assert changed != before
+    (folder / "weights").write_text("1")
+    assert report._files_named(values) != changed
+    assert report._files_named({"sentence": "nothing . here"}) == []

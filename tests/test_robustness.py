@@ -43,11 +43,6 @@ def test_a_curve_has_means_medians_and_n():
     assert found["low"].iloc[0] < 0.5 < found["high"].iloc[0]
 
 
-def test_the_area_is_the_trapezoid_over_the_middles():
-    assert robustness.area({1: 1.0, 2: 3.0}, [1, 2]) == pytest.approx(0.05 * 2.0)
-    assert np.isnan(robustness.area({1: 1.0}, [1]))
-
-
 def test_the_gain_is_over_the_bins_that_both_fill():
     tea = _steps([(0, 0.1, 0.4), (0, 0.15, 0.4), (0, 0.2, 9.0), (1, 0.1, 0.8), (1, 0.15, 0.8)])
     tef = _steps([(0, 0.1, 0.3), (0, 0.15, 0.3), (1, 0.1, 0.3), (1, 0.15, 0.3)], attack="tef")
@@ -120,3 +115,26 @@ def test_pieces_of_a_word_are_averaged_by_hand(tiny_bert):
     expected = [np.mean([scores[i] for i in range(n) if batch.texts[0].word[i] == w]) for w in range(2)]
     assert by_word(scores, batch, 0, 2).tolist() == expected
     assert by_word(scores, dataclasses.replace(batch, rankable=batch.rankable & False), 0, 2).tolist() == [0.0, 0.0]
+
+
+def test_the_largest_k_of_a_path_so_far():
+    table = _steps([(0, 0.1, 0.4), (0, 0.2, 0.2), (1, 0.1, 0.3), (0, 0.3, 0.9)], minilm=[0.1, 0.1, 0.1, 0.1])
+    found = robustness.with_largest_k(robustness.with_k(table).sample(frac=1, random_state=0)).sort_index()
+    np.testing.assert_allclose(found["largest_k_minilm"], [4.0, 4.0, 3.0, 9.0])
+    assert "largest_clamped_minilm" not in found
+
+
+def test_a_curve_takes_seeds_together_and_says_how_far_they_lie_apart():
+    one = _steps([(0, 0.1, 0.2), (1, 0.1, 0.4)])
+    other = _steps([(0, 0.1, 0.7), (1, 0.1, 0.7)]).assign(seed=1)
+    [row] = robustness.curve(pd.concat([one, other]), "d").to_dict("records")
+    assert (row["mean"], row["n"], row["n_seeds"]) == (pytest.approx(0.5), 2, 2)  # two sentences, each attacked under two seeds
+    assert (row["lowest_seed"], row["highest_seed"]) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert row["median_low"] < row["median"] < row["median_high"]
+    gain = robustness.relative_gain(
+        pd.concat(
+            [_steps([(s, r, v) for s in (0, 1) for r in (0.1, 0.15)], attack=a).assign(seed=seed) for a, v in (("tea", 0.4), ("tef", 0.2)) for seed in (0, 1)]
+        ),
+        *("d", {"attack": "tea"}, {"attack": "tef"}),
+    )
+    assert (gain["gain"], gain["n"]) == (pytest.approx(1.0), 2)

@@ -40,7 +40,9 @@ def test_sentences_are_attacked_measured_and_kept(run, monkeypatch):
     assert set(found.samples["reason"]) <= {"", "misclassified", "too short", "nothing to attack"}
     assert len(found.steps) == found.samples["n_steps"].sum() > 0
     assert (found.steps["rho"] <= 0.4).all()
-    assert attacks.keep_their_class(where, found.steps) == [True] * len(found.steps)
+    assert attacks.keep_their_class([where], found.steps)
+    flipped = found.steps.assign(text=[" ".join(w for w in text.split() if w not in ("good", "great")) for text in found.steps["original"]])
+    assert not attacks.keep_their_class([where], flipped)
     assert (found.samples["candidates"] == "counter-fitted neighbours").all()
     monkeypatch.setattr(attacks, "attack", lambda *_: pytest.fail("computed again"))
     pd.testing.assert_frame_equal(attacks.attacked(where, "lstm", "saliency", trial, 12).steps, found.steps)
@@ -86,3 +88,69 @@ def test_a_trial_names_the_choices():
             settings.parse(attacks.Trial, line).settings(0)
     with pytest.raises(ValueError, match="Trial has no setting 'budget=3'"):
         settings.parse(attacks.Trial, "budget=3")
+
+
+def test_every_trial_runs_on_every_pair_there_is_within_the_bound(run):
+    where, table = run
+    trials = {"tef": attacks.Trial("tef", "tef", table, rho_max=0.4), "random": attacks.Trial("random", "tef", table, rho_max=0.4)}
+    both = attacks.AttackRun((where, dataclasses.replace(where, seed=1)), (("lstm", 6), ("cnn", 4)), ("saliency", "attention"), trials)
+    found = attacks.everything(both)
+    counts = found.samples.groupby(["seed", "model", "attribution", "trial"]).size()
+    assert counts.to_dict() == {
+        (seed, *pair, trial): n
+        for seed in (0, 1)
+        for pair, n in {("lstm", "saliency"): 6, ("lstm", "attention"): 6, ("cnn", "saliency"): 4}.items()
+        for trial in trials
+    }
+    assert (found.steps["trial"] == found.steps["attack"]).all()
+    one = dataclasses.replace(both, runs=(where,))
+    mine = found.samples[found.samples["seed"] == 0]
+    assert 0 < mine["n_attributions"].sum() <= attacks.bound(one)
+    parts = [dataclasses.replace(one, trials={name: trial}) for name, trial in trials.items()]
+    assert attacks.bound(one) == sum(map(attacks.bound, parts))
+    saliency = dataclasses.replace(parts[0], plan=one.plan[:1], attributions=("saliency",))
+    cnn = dataclasses.replace(parts[0], plan=one.plan[1:])
+    assert attacks.bound(parts[0]) == 2 * attacks.bound(saliency) + attacks.bound(cnn)
+
+
+def test_a_notebook_says_what_is_attacked():
+    values = {"data": "", "shortcuts": "", "shortcut": "", "seed": 3, "samples": "lstm:4 cnn:2", "lstm": "", "lstm_training": "", "cnn": "", "cnn_training": ""}
+    values |= {
+        "attributions": "saliency",
+        "masked": "n_steps=7",
+        "tea": "attack=tea rules=literal_tea rho_max=0.2",
+        "tef": "attack=tef rules=tef candidates=glove",
+    }
+    found = attacks.from_notebook(values)
+    assert (found.plan, found.attributions, found.masked.n_steps) == ((("lstm", 4), ("cnn", 2)), ("saliency",), 7)
+    assert [run.seed for run in found.runs] == [3]
+    assert found.trials["tea_equal"] == dataclasses.replace(found.trials["tea"], rules="tef")
+    own = attacks.from_notebook({**values, "tef": "attack=tef candidates=glove"})  # the attack's own rules are named, not copied as "own"
+    assert own.trials["tea_equal"].rules == "tef"
+    same = dataclasses.replace(found, trials={"one": attacks.Trial("tea"), "other": attacks.Trial("tea", "literal_tea")})
+    with pytest.raises(ValueError, match="two of the trials one, other are the same attack under the same rules: tea literal_tea, tea literal_tea"):
+        attacks.everything(same)
+    several = attacks.from_notebook({**values, "also": "name=bbc_news", "n_seeds": 2})
+    assert [(run.data.name, run.seed) for run in several.runs] == [("rotten_tomatoes", 3), ("rotten_tomatoes", 4), ("bbc_news", 3), ("bbc_news", 4)]
+    drawn = attacks.ablations(found)
+    assert drawn.plan == (("lstm", 4),)
+    assert {name: (trial.attack, trial.rho_max) for name, trial in drawn.trials.items()} == {
+        n: (n, 0.2) for n in ("random_importance", "random_candidate", "random")
+    }
+
+
+def test_run_times_of_each_variant_on_short_and_long_texts(run, tmp_path):
+    where, table = run
+    rng = np.random.default_rng(1)
+    texts = [" ".join(rng.choice(WORDS, size=40)) for _ in range(80)]
+    pd.DataFrame({"text": texts, "label": [int("good" in t) for t in texts]}).to_csv(tmp_path / "long.csv", index=False)
+    variants = {name: (attacks.Trial("tef", "tef", table, batch_masking=name), attacks.TRAINED_HERE) for name in ("yes", "no")}
+    long = f"name=local_file path={tmp_path / 'long.csv'} n_validation=10 n_test=10"
+    times = attacks.run_times(where, "cnn", 4, variants, (0.1, 0.25), long, n_long=3)
+    assert set(times["dataset"]) == {"texts", "long"}
+    assert (times["seconds"] > 0).all()
+    assert set(times["variant"]) == {"yes", "no"}
+    assert (times.loc[times["dataset"] == "long", "n_words"] == 40).all()  # read to the end: the window is wider there
+    calls = times[(times["dataset"] == "long") & (times["rho_max"] == 0.25)].groupby("variant")["n_propose_calls"].sum()
+    assert calls["yes"] < calls["no"]
+    assert set(attacks.run_times(where, "cnn", 4, variants, (0.1,))["dataset"]) == {"texts"}

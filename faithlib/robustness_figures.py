@@ -1,0 +1,141 @@
+"""Figures of the robustness part; each is a query on its tables, and is saved with its numbers by ``figures.save``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from faithlib import robustness
+from faithlib.figures import OTHERS, label, legend_below
+
+METRICS = {  # column -> (what people read, statistic): a few near-zero distances carry the mean of a k
+    "pcc": ("PCC of the explanations", "mean"),
+    "sts_use": ("similarity, USE", "mean"),
+    "sts_minilm": ("similarity, MiniLM", "mean"),
+    "perplexity": ("ΔPP, relative (median)", "median"),
+    "grammar": ("GE, grammatical errors", "mean"),
+    "k_use": ("k, USE (median)", "median"),
+    "k_minilm": ("k, MiniLM (median)", "median"),
+    "k_perplexity": ("k, PP (median)", "median"),
+}
+INTERVAL = {"mean": ("low", "high"), "median": ("median_low", "median_high")}
+DASHES = {"tef": "--"}
+ATTACK_LABELS = {
+    "tea": "TEA",
+    "tef": "TEF",
+    "random_importance": "TEA, positions in random order",
+    "random_candidate": "TEA, a random candidate",
+    "random": "TEA, both random",
+}
+
+
+def _places(table: pd.DataFrame, *columns: str) -> dict[tuple, str]:
+    """Distinct values of the columns, the first of which is ``dataset`` -> a title, which names the data set where there are several."""
+    several = table["dataset"].nunique() > 1
+    found = dict.fromkeys(table[list(columns)].itertuples(index=False, name=None))
+    return {place: ", ".join(map(label, place if several else place[1:])) for place in found}
+
+
+def _line(axis: Axes, line: pd.DataFrame, statistic: str, colour: tuple, dashes: str, name: str | None = None) -> None:
+    low, high = INTERVAL[statistic]
+    errors = [(line[statistic] - line[low]).clip(lower=0), (line[high] - line[statistic]).clip(lower=0)]
+    axis.errorbar(line["rho_bin"], line[statistic], yerr=errors, fmt=dashes, marker="o", ms=3, lw=1.3, color=colour, elinewidth=0.7, label=name)
+
+
+def curves(table: pd.DataFrame, metrics: Mapping[str, tuple[str, str]] = METRICS) -> tuple[Figure, pd.DataFrame]:
+    """Figure 2 of Ivankay et al. (2022): metrics over the true share rho of replaced words; a column of panels per data set and model, a colour per attribution,
+    TEA solid and TEF dashed. Bars: 95 % bootstrap interval over samples."""
+    known = [metric for metric in metrics if metric in table]
+    numbers = pd.concat([robustness.curve(table, metric) for metric in known], ignore_index=True)
+    places, attributions = _places(table, "dataset", "model"), list(dict.fromkeys(table["attribution"]))
+    size = (3.4 * len(places) + 1, 2.1 * len(known) + 0.6)
+    figure, axes = plt.subplots(len(known), len(places), figsize=size, sharex=True, squeeze=False, layout="constrained")
+    for row, metric in zip(axes, known, strict=True):
+        title, statistic = metrics[metric]
+        for axis, (dataset, model) in zip(row, places, strict=True):
+            here = numbers[(numbers["metric"] == metric) & (numbers["dataset"] == dataset) & (numbers["model"] == model)]
+            for (attribution, attack), line in here.groupby(["attribution", "attack"], sort=False):
+                _line(axis, line, statistic, OTHERS[attributions.index(attribution)], DASHES.get(attack, "-"))
+            if metric.startswith("k_"):
+                axis.set_yscale("log")
+        row[0].set_ylabel(title, fontsize=9)
+    for axis, title in zip(axes[0], places.values(), strict=True):
+        axis.set_title(title)
+    for axis in axes[-1]:
+        axis.set_xlabel("share of words replaced")
+    handles = [plt.Line2D([], [], color=OTHERS[i], label=label(name)) for i, name in enumerate(attributions)]
+    handles += [
+        plt.Line2D([], [], color="#444", ls=DASHES.get(name, "-"), label=ATTACK_LABELS.get(name, label(name))) for name in dict.fromkeys(table["attack"])
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    return figure, numbers
+
+
+def ablations(table: pd.DataFrame, metric: str = "pcc") -> tuple[Figure, pd.DataFrame]:
+    """One metric over rho, a panel per data set, model and attribution, a colour per attack: what the order of the positions and the choice of the word are worth."""
+    title, statistic = METRICS[metric]
+    numbers = robustness.curve(table, metric)
+    panels = _places(table, "dataset", "model", "attribution")
+    attacks = list(dict.fromkeys(table["attack"]))
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.7 * len(panels) + 0.6, 3.6), sharey=True, squeeze=False, layout="constrained")
+    for axis, (panel, name) in zip(axes[0], panels.items(), strict=True):
+        here = numbers[(numbers[["dataset", "model", "attribution"]] == panel).all(axis=1)]
+        for i, attack in enumerate(attacks):
+            _line(axis, here[here["attack"] == attack], statistic, OTHERS[i], "-", ATTACK_LABELS.get(attack, label(attack)))
+        axis.set(title=name, xlabel="share of words replaced")
+    axes[0][0].set_ylabel(title)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, 2 * len(panels)), frameon=False)
+    return figure, numbers
+
+
+def gains(numbers: pd.DataFrame) -> Figure:
+    """Figure 3: relative gain of TEA over TEF in the area under a metric, a panel per metric, a row per data set, model and attribution, a colour per
+    set of rules.
+
+    numbers: rows of ``robustness.relative_gain`` with the columns dataset, model, attribution and rules.
+    """
+    metrics, rules = list(dict.fromkeys(numbers["metric"])), list(dict.fromkeys(numbers["rules"]))
+    pairs = _places(numbers, "dataset", "model", "attribution")
+    row_of = {pair: row for row, pair in enumerate(pairs)}
+    size = (3.5 * len(metrics) + 1.5, 0.42 * len(pairs) + 1.6)
+    figure, axes = plt.subplots(1, len(metrics), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, metric in zip(axes[0], metrics, strict=True):
+        for j, name in enumerate(rules):
+            mine = numbers[(numbers["metric"] == metric) & (numbers["rules"] == name)]
+            y = (
+                np.array([row_of[pair] for pair in mine[["dataset", "model", "attribution"]].itertuples(index=False, name=None)])
+                + (j - (len(rules) - 1) / 2) * 0.25
+            )
+            errors = [(mine["gain"] - mine["low"]).clip(lower=0), (mine["high"] - mine["gain"]).clip(lower=0)]
+            axis.errorbar(mine["gain"], y, xerr=errors, fmt="o", ms=5, lw=1.3, color=OTHERS[j], label=label(name))
+        axis.axvline(0, color="#888", lw=1, ls="--")
+        axis.set(title=METRICS[metric][0].removesuffix(" (median)"), xlabel="relative gain, TEA over TEF", yticks=range(len(pairs)))
+        axis.set_yticklabels(list(pairs.values()))
+        axis.set_xscale("symlog", linthresh=1)
+    axes[0][0].invert_yaxis()
+    legend_below(figure, axes[0])
+    return figure
+
+
+def run_times(times: pd.DataFrame) -> Figure:
+    """Figure 4: seconds per sample of the variants, a panel per data set, a colour per rho_max; dots are samples, bars their medians."""
+    sets, budgets, order = list(dict.fromkeys(times["dataset"])), sorted(times["rho_max"].unique()), list(dict.fromkeys(times["variant"]))
+    figure, axes = plt.subplots(1, len(sets), figsize=(4.4 * len(sets) + 0.5, 3.6), squeeze=False, layout="constrained")
+    for axis, name in zip(axes[0], sets, strict=True):
+        for j, rho_max in enumerate(budgets):
+            here = times[(times["dataset"] == name) & (times["rho_max"] == rho_max)]
+            x = np.arange(len(order)) + (j - (len(budgets) - 1) / 2) * 0.36
+            medians = [here[here["variant"] == variant]["seconds"].median() for variant in order]
+            axis.bar(x, medians, width=0.32, color=OTHERS[j], alpha=0.55, label=f"at most {rho_max:.0%} of the words")
+            for place, variant in zip(x, order, strict=True):
+                seconds = here[here["variant"] == variant]["seconds"]
+                axis.plot(np.full(len(seconds), place), seconds, ".", ms=4, color="#333")
+        axis.set(title=label(name), xticks=range(len(order)), ylabel="seconds per sample")
+        axis.set_xticklabels([variant.replace(", ", ",\n", 1) for variant in order], fontsize=8)
+    legend_below(figure, axes[0])
+    return figure
