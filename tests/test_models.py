@@ -157,7 +157,7 @@ def test_an_upper_case_marker_is_one_token_of_an_uncased_model(tiny_bert):
 def test_an_unknown_option_names_the_choices():
     with pytest.raises(ValueError, match="model family 'bert' has no option 'layers'; choose from: n_layers, hidden_size, n_heads"):
         MODELS["bert"](ModelSettings("bert", weights="random", options=(("layers", 3),)), [], [])
-    with pytest.raises(KeyError, match="unknown model family 'gru'; choose from: bert, cnn, lstm"):
+    with pytest.raises(KeyError, match="unknown model family 'gru'; choose from: bert, checkpoint, cnn, roberta, xlnet, lstm"):
         MODELS["gru"]
 
 
