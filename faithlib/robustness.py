@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from faithlib.distances import SENTENCE_DISTANCES, clamp
 from faithlib.faithfulness import interval
@@ -175,5 +174,5 @@ def paired(table: pd.DataFrame, metric: str, one: Mapping[str, str], other: Mapp
     per_sample = both.groupby(["dataset", "model", "attribution", "sample"]).mean()  # several seeds attack the same sentences
     if len(per_sample) < 2:
         return {"mean": float(both.mean()), "low": float("nan"), "high": float("nan"), "n": len(per_sample)}
-    found = stats.bootstrap((per_sample.to_numpy(),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed)).confidence_interval
-    return {"mean": float(per_sample.mean()), "low": float(found.low), "high": float(found.high), "n": len(per_sample)}
+    low, high = interval(per_sample, seed)
+    return {"mean": float(per_sample.mean()), "low": low, "high": high, "n": len(per_sample)}
