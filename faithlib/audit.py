@@ -191,7 +191,7 @@ def in_words(found: Audit) -> list[str]:
     low, high = share_interval(found.right, found.n_texts)
     said = [f"The model gives {found.right / found.n_texts:.0%} of {found.n_texts} texts their label (95 % interval {low:.0%} to {high:.0%})."]
     said += found.ranking.said if found.ranking else ()
-    confirmed = found.suspects[found.suspects["confirmed"]] if len(found.suspects) else found.suspects
+    confirmed = found.suspects[found.suspects["confirmed"].astype(bool)]
     if not len(confirmed):
         said.append(f"No word of the {len(found.suspects)} suspects is confirmed: none moves the model by itself beyond what another word in its place does.")
     for row in confirmed.rename(columns={"class": "target"}).itertuples():
@@ -278,7 +278,8 @@ def _ranking_section(found: ranking.Ranking) -> str:
         body = table(wide.pivot_table(index=["method", "config"], columns="column", values="cell", aggfunc="first", sort=False).reset_index())
     return (
         f"<h2>Which method can be trusted here?</h2><p>Tokens were planted in these texts and copies of the model trained to use them; a method is right where it "
-        f"puts them on top (precision at k, 95 % intervals), and wrong where it does so on the copy that does not use them.</p><ul>{said}</ul>"
+        f"puts them on top (precision at k, 95 % intervals), and wrong where it does so on the copy that does not use them. A pair of copies is verified as in the report, "
+        f"but for the noise of few test texts, which is added to what is tolerated at chance and as a drop.</p><ul>{said}</ul>"
         f"{table(found.verification[columns])}{body}"
     )
 

@@ -196,7 +196,9 @@ def rank(
 ) -> Ranking:
     """Run the protocol on a copy of the classifier in ``model``. data: two classes; classes: the model's class for each.
 
-    budget: seconds; what it buys is measured first, said, and kept to. Raises ValueError where it is too small, or where no markers are free.
+    Verified is a pair as in ``faithfulness.verification``, with .98 / sqrt(n test texts), about two standard errors of a share of one half, added to the bounds
+    on chance and drop. budget: seconds; what it buys is measured first (once, see :func:`calibrate`), said, and planned for; training and ranking have no clock.
+    Raises ValueError where it is too small, or where no markers are free.
     """
     if not shortcuts:
         raise ValueError(f"no shortcut to plant; choose from: {', '.join(SHORTCUTS)}")
