@@ -27,8 +27,8 @@ class TrainingSettings:
 
     n_source: source training texts used (None: all). optimizer: ``adam`` or ``sgd`` (momentum 0.9). max_passes: over the training data;
     max_steps: optimizer steps (None: no limit of its own). evaluate_every: steps between evaluations (None: once per pass).
-    patience: evaluations without improvement after which training stops; less than least_gain in mean accuracy is noise, not improvement (the
-    weights are kept all the same). solved: a validation set below this accuracy is on a plateau, and
+    patience: evaluations without improvement after which training stops. least_gain: of mean accuracy; less is noise, so it is no improvement, and
+    weights that lost less than that stay, for they have learned longer. solved: a validation set below this accuracy is on a plateau, and
     plateaus end: while one named in ``plateaus`` is below it, patience is not counted. precision: ``fp32`` or ``bf16`` (autocast).
     """
 
@@ -83,7 +83,7 @@ def fit(
     checkpoints: Path,
     label: str = "training",
 ) -> list[dict[str, float]]:
-    """Train in place, keep the best weights seen, return the history.
+    """Train in place, keep the best weights seen (see ``least_gain``), return the history.
 
     validations: name -> examples. Weights that solve the ``plateaus`` sets beat those that do not; then the mean accuracy over all sets decides. ``checkpoints`` is a folder
     that a killed run resumes from (Ctrl-C included); it is deleted at the end. History: one dict per evaluation with ``pass``, ``step``,
@@ -208,13 +208,13 @@ class _Watcher(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics=None, **_kwargs):
         mean = float(np.mean(list(metrics.values())))
         on_plateau = any(metrics.get(name, 1.0) < self.settings.solved for name in self.settings.plateaus)
-        # Weights that left the plateau are better than any that did not; among equals the mean decides.
-        rank = (not on_plateau, mean)
+        # Weights that left the plateau are better than any that did not; among equals the mean decides; where that is noise, the later.
+        rank, noise = (not on_plateau, mean), self.settings.least_gain
         best = max(((bool(row["solved"]), row["mean"]) for row in self.history), default=(False, -1.0))
-        improved = rank > best
-        gained = rank >= (best[0], best[1] + self.settings.least_gain) and improved
+        kept = rank > (best[0], best[1] - noise)
+        gained = rank > best and rank >= (best[0], best[1] + noise)
         row = {"pass": float(state.epoch), "step": float(state.global_step), **metrics, "mean": mean, "solved": float(not on_plateau)}
-        if improved:
+        if kept:
             _write(self.classifier.model.state_dict(), Path(args.output_dir) / "best.pt")
         waited = 0 if on_plateau or gained else int((self.history or [{"waited": 0}])[-1]["waited"]) + 1
         self.history.append({**row, "waited": float(waited)})

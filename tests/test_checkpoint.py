@@ -9,7 +9,7 @@ from faithlib.data import Example
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.checkpoint import choose_classes
 from faithlib.models.classifier import TextClassifier
-from faithlib.models.encoding import check_single_tokens
+from faithlib.models.markers import check_single_tokens
 from faithlib.training import TrainingSettings, fit
 
 TEXTS = ["a dull film", "a much longer sentence about a great actor in a warm story", "good"]

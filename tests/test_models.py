@@ -12,8 +12,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 from faithlib.data import Example
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import TextClassifier, class_score, predicted_class
-from faithlib.models.encoding import Batch, add_markers, check_single_tokens
+from faithlib.models.encoding import Batch
 from faithlib.models.lstm import LSTMForSequenceClassification
+from faithlib.models.markers import add_markers, check_single_tokens
 from faithlib.salience import explain
 from faithlib.training import TrainingSettings, fit
 

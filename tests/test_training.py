@@ -276,3 +276,14 @@ def test_a_gain_within_the_noise_keeps_the_weights_and_counts_as_waiting(watch):
     rows = [{"source": a} for a in (0.600, 0.601, 0.602, 0.640)]
     assert watch(rows, patience=9, least_gain=0.01) == ([0, 1, 2, 0], None, 4)
     assert watch(rows, patience=9) == ([0, 0, 0, 0], None, 4)
+
+
+def test_of_weights_within_the_noise_of_the_best_the_later_are_kept(watch):
+    rows = [{"source": a} for a in (0.700, 0.710, 0.705, 0.702, 0.697, 0.650)]
+    assert watch(rows, patience=9, least_gain=0.01)[2] == 4  # 0.697 is further than 0.01 from the best ever seen, though not from the last kept
+    assert watch(rows, patience=9)[2] == 2
+    tied = [{"source": 0.7}] * 3
+    assert watch(tied, patience=9)[2] == 1
+    assert watch(tied, patience=9, least_gain=0.01)[2] == 3
+    fallen = _rows([0.7, 0.704], [0.995, 0.985])
+    assert watch(fallen, patience=9, least_gain=0.05)[2] == 1  # back on the plateau: never, however small the loss

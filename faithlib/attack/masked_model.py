@@ -18,6 +18,7 @@ from transformers import (
     DataCollatorForLanguageModeling,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -73,7 +74,7 @@ def masked_model(settings: MaskedModelSettings, texts: Sequence[str], seed: int 
             torch.manual_seed(seed)
             model = BertForMaskedLM.from_pretrained(assets.minilm())
             _train(model, AutoTokenizer.from_pretrained(assets.minilm()), texts, settings, seed, cache.scratch(key))
-        model.save_pretrained(folder)
+            model.save_pretrained(folder)
 
     folder = cache.folder(key, build)
     with quiet():
@@ -105,14 +106,16 @@ def _train(model: BertForMaskedLM, tokenizer: PreTrainedTokenizerFast, texts: Se
     optimizer = torch.optim.AdamW(groups)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, settings.n_steps)
     with Meter(settings.n_steps, "training the masked language model") as meter:
-        _MaskedTokensOnly(
+        trainer = _MaskedTokensOnly(
             model=model,
             args=arguments,
             train_dataset=rows,
             data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=seed),
             optimizers=(optimizer, schedule),
             callbacks=[_Steps(meter)],
-        ).train()
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
 
 
 class _MaskedTokensOnly(Trainer):

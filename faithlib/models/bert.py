@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from faithlib import assets
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import ADAPTERS, PaddedClassifier, TextClassifier
-from faithlib.models.encoding import add_markers
+from faithlib.models.markers import embed_markers
 from faithlib.progress import quiet
 from faithlib.shapes import Embeddings, Mask
 
@@ -59,20 +59,6 @@ def _first_row(layer: nn.Module, hidden: Tensor, attend: Tensor | None) -> Tenso
 ADAPTERS["bert"] = BertClassifier
 
 
-@torch.no_grad()
-def _draw_like_the_others(embedding: nn.Embedding, n_new: int) -> None:
-    """Draw the last ``n_new`` embeddings from the normal distribution with the mean and covariance of all others.
-
-    The library's default puts them at the mean itself, where their components hardly spread. BERT's first layer norm divides by that spread: such a
-    token has a large gradient whether or not the model uses it, and a model needs long to tell two of them apart.
-    """
-    if n_new > 0:
-        others = embedding.weight[:-n_new].double()
-        mean = others.mean(0)
-        weights = torch.randn(n_new, len(others), dtype=torch.float64) / len(others) ** 0.5  # Σ z_i (x_i - mean) / √n has the covariance of the x_i
-        embedding.weight[-n_new:] = (mean + weights @ (others - mean)).to(embedding.weight)
-
-
 @MODELS.register("bert")
 def bert(settings: ModelSettings, texts: Sequence[str], markers: Sequence[str], n_logits: int = 1) -> TextClassifier:
     """A BERT with a fresh head. ``random`` weights: as many layers and as wide as the options say, with MiniLM's vocabulary."""
@@ -109,9 +95,5 @@ def bert(settings: ModelSettings, texts: Sequence[str], markers: Sequence[str], 
             f"BERT weights {source!r} (revision {revision}) could not be loaded: {error}\n"
             f"with a network: hf download {source} --revision {revision or 'main'}; without one, set weights to a local folder or to 'packaged'"
         ) from error
-    add_markers(tokenizer, list(markers))
-    n_new = len(tokenizer) - model.get_input_embeddings().num_embeddings
-    with quiet():
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    _draw_like_the_others(model.get_input_embeddings(), n_new)
+    embed_markers(model, tokenizer, list(markers))
     return TextClassifier.wrap(model, tokenizer, window=settings.window)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tokenizers import AddedToken
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import TextClassifier
-from faithlib.models.encoding import check_single_tokens
-from faithlib.progress import quiet
+from faithlib.models.markers import embed_markers
 
 
 @MODELS.register("checkpoint")
@@ -38,30 +36,8 @@ def checkpoint(settings: ModelSettings, texts: Sequence[str], markers: Sequence[
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if model.config.model_type != "xlnet":  # the others are read from the left, whatever side their tokenizer was saved with
         tokenizer.padding_side = "right"
-    add_word_markers(model, tokenizer, markers)
+    embed_markers(model, tokenizer, list(markers))
     return TextClassifier.wrap(model, tokenizer, window=min(settings.window, classifier.window))
-
-
-@torch.no_grad()
-def add_word_markers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
-    """Make each marker one token of its own, its embedding drawn from the normal distribution with the mean and covariance of all others.
-
-    A row that an embedding has to spare was never trained; like one at the mean, it would be conspicuous whether or not a model uses it.
-    """
-    before = len(tokenizer)
-    # Where a tokenizer's pieces hold the space in front of a word, it must not become a piece of its own before a marker.
-    tokenizer.add_tokens([AddedToken(marker, lstrip=True, normalized=False) for marker in markers])
-    check_single_tokens(tokenizer, list(markers))
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        with quiet():
-            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    new = [i for i in tokenizer.convert_tokens_to_ids(list(markers)) if i >= before]
-    if new:
-        weight = model.get_input_embeddings().weight
-        others = weight[:before].double()
-        mean = others.mean(0)
-        drawn = torch.randn(len(new), before, dtype=torch.float64).to(others.device) / before**0.5  # Σ z_i (x_i - mean) / √n has the covariance of the x_i
-        weight[new] = (mean + drawn @ (others - mean)).to(weight)
 
 
 @torch.no_grad()

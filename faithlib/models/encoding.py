@@ -1,4 +1,4 @@
-"""Text in: what a tokenizer makes of it, as batches; and markers as single tokens."""
+"""Text in: what a tokenizer makes of it, as batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from tokenizers import AddedToken, Encoding
+from tokenizers import Encoding
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from faithlib.shapes import Ids, Mask
 
@@ -87,28 +86,3 @@ def describe(text: str, encoding: Encoding) -> EncodedText:
         tokens.append(name if special or start >= end else text[start:end])
         word.append(-1 if special else min(max(0, bisect.bisect_right(starts, start) - 1), len(spans) - 1))
     return EncodedText(text, tuple(tokens), tuple(offsets), tuple(word), tuple(text[a:b] for a, b in spans), bool(encoding.overflowing))
-
-
-def add_markers(tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
-    """Make each marker exactly one token; raise ValueError where the tokenizer splits or changes it all the same."""
-    tokenizer.add_tokens([AddedToken(marker, single_word=False, normalized=False) for marker in markers])
-    check_single_tokens(tokenizer, markers)
-
-
-def check_single_tokens(tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
-    """Raise ValueError for a marker that the tokenizer does not read as one token of its own, wherever it stands."""
-    seen: dict[int, str] = {}
-    for marker in markers:
-        for text in (marker, f"a {marker} b"):
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            if text == marker and len(ids) != 1:
-                pieces = tokenizer.convert_ids_to_tokens(ids)
-                raise ValueError(
-                    f"the tokenizer splits the marker {marker!r} into {pieces}; add it as a token (faithlib.models.encoding.add_markers) or choose another"
-                )
-            unknown = tokenizer.unk_token_id
-        if ids[1:2] != tokenizer(marker, add_special_tokens=False)["input_ids"] or ids[1] == unknown:
-            raise ValueError(f"the marker {marker!r} is not one token inside a text: {tokenizer.convert_ids_to_tokens(ids)}")
-        if ids[1] in seen:
-            raise ValueError(f"markers {seen[ids[1]]!r} and {marker!r} are the same token for this tokenizer")
-        seen[ids[1]] = marker

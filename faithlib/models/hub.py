@@ -9,8 +9,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from faithlib import assets
 from faithlib.models import MODELS, ModelSettings
-from faithlib.models.checkpoint import add_word_markers
 from faithlib.models.classifier import TextClassifier
+from faithlib.models.markers import embed_markers
 from faithlib.progress import quiet
 
 ROBERTA_BASE = assets.HubAsset("FacebookAI/roberta-base", "e2da8e2f811d1448a5b465c236feacd80ffbac7b")
@@ -48,5 +48,5 @@ def _with_a_fresh_head(settings: ModelSettings, pinned: assets.HubAsset, markers
             f"{settings.family} weights {asset.repository!r} (revision {asset.revision}) could not be loaded: {error}\n"
             f"with a network: hf download {asset.repository} --revision {asset.revision or 'main'}; without one, set weights to a local folder"
         ) from error
-    add_word_markers(model, tokenizer, markers)
+    embed_markers(model, tokenizer, list(markers))
     return TextClassifier.wrap(model, tokenizer, window=settings.window)

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from faithlib import assets
 from faithlib.models import ModelSettings
-from faithlib.models.encoding import add_markers
+from faithlib.models.markers import add_markers
 
 SPECIALS = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 # A word with its inner hyphens, a clitic as GloVe has it ('s, 't), or any other single character; marks stay with their letter.
