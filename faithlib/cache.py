@@ -10,13 +10,18 @@ never counts as done.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import inspect
 import json
 import os
+import pickle
 import shutil
+import sys
+import sysconfig
+import types
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
@@ -26,6 +31,7 @@ from typing import Any
 from faithlib import paths
 
 GROUND_FLOOR = {"faithlib", "faithlib.cache", "faithlib.memory", "faithlib.paths", "faithlib.progress", "faithlib.registry", "faithlib.shapes"}
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})  # where code that is not the user's own lies
 NUMERIC_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "lime", "scikit-learn")
 
 
@@ -110,14 +116,63 @@ def source_fingerprint(*modules: str) -> str:
 
 
 def function_fingerprint(function: Callable) -> str:
-    """Hash of where a function's code comes from: its module's reach inside the package, else its own source (or bytecode)."""
-    module = getattr(function, "__module__", "")
-    if module in SOURCES:
-        return source_fingerprint(module)
+    """Hash of where a function's code comes from: its module's reach inside the package; outside, its own source and all that it uses, see :func:`_uses`."""
+    function = inspect.unwrap(function)
+    if getattr(function, "__module__", "") in SOURCES:
+        return source_fingerprint(function.__module__)
+    return digest(_uses(function, set()))
+
+
+def _uses(function: Callable, seen: set[int]) -> list[Any]:
+    """A user's function as plain values: its source, its defaults, and what it reads around it.
+
+    The user's own functions likewise, own classes and modules by their source, a library's by name, other values by their content. Raises TypeError for
+    a value without one: a result could not be named by it.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        raise TypeError(f"{function!r} is not a plain function, so its code cannot name a result; wrap it in one")
+    if id(function) in seen:
+        return ["seen"]
+    seen.add(id(function))
     try:
-        return digest(inspect.getsource(function))
+        source = inspect.getsource(function)
     except (OSError, TypeError):
-        return digest(function.__code__.co_code.hex(), repr(function.__code__.co_consts))
+        source = _bytecode(code)
+    around = {name: function.__globals__[name] for name in _names(code) if name in function.__globals__}
+    around |= {name: cell.cell_contents for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True) if cell != types.CellType()}
+    around |= {"its defaults": (function.__defaults__, function.__kwdefaults__)}
+    return [source, [[name, _content(f"{function.__name__} reads {name}", value, seen)] for name, value in sorted(around.items())]]
+
+
+def _bytecode(code: types.CodeType) -> list[Any]:
+    """A code object where its text is not to be had; the repr of one would hold its address."""
+    constants = [_bytecode(constant) if isinstance(constant, types.CodeType) else repr(constant) for constant in code.co_consts]
+    return [code.co_code.hex(), code.co_names, constants]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """All names in a code object and in those inside it."""
+    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
+
+
+def _content(where: str, value: Any, seen: set[int]) -> Any:
+    if inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value):
+        value = inspect.unwrap(value) if inspect.isfunction(value) else value
+        module = value.__name__ if inspect.ismodule(value) else value.__module__
+        if module in SOURCES:
+            return source_fingerprint(module)
+        file = getattr(sys.modules.get(module or "builtins"), "__file__", None)
+        if (file or "").startswith(LIBRARIES) or module in (None, *sys.builtin_module_names):
+            return f"{module}.{getattr(value, '__qualname__', '')}"
+        if inspect.isfunction(value):
+            return _uses(value, seen)
+        with contextlib.suppress(OSError, TypeError):
+            return inspect.getsource(value)
+    try:
+        return hashlib.sha256(pickle.dumps(value)).hexdigest()
+    except Exception as error:  # pickling runs the value's own code, which may raise anything
+        raise TypeError(f"{where}, a {type(value).__name__} whose content cannot name a result ({error}); make it a number, a text or a file") from error
 
 
 @functools.lru_cache(maxsize=1)

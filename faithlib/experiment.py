@@ -19,7 +19,7 @@ import torch
 
 from faithlib import cache, faithfulness
 from faithlib.assets import PACKAGES, local_file
-from faithlib.data import Dataset, cut, load
+from faithlib.data import DATASETS, Dataset, cut, load
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import TextClassifier
 from faithlib.progress import Meter
@@ -32,14 +32,17 @@ PASSES_PER_PART = 6000  # forward passes after which finished scores are written
 
 
 def remembered(maxsize: int) -> Callable[[Callable], Callable]:
-    """Keep the last results of a function of an experiment in the process, as long as the experiment's data file is what it was."""
+    """Keep the last results of a function of an experiment in the process, as long as its data file, and the functions that its names stand for, are what
+    they were (a notebook's cell may define a shortcut anew)."""
 
     def decorate(function: Callable) -> Callable:
-        known = functools.lru_cache(maxsize)(lambda _fingerprint, *arguments: function(*arguments))
+        known = functools.lru_cache(maxsize)(lambda _fingerprints, *arguments: function(*arguments))
 
         @functools.wraps(function)
         def call(experiment: Experiment, *arguments: Any) -> Any:
-            return known(experiment.data.fingerprint(), experiment, *arguments)
+            functions = [DATASETS[experiment.data.name], *(SHORTCUTS[name].plant for name in experiment.shortcuts)]
+            functions += [MODELS[model.family] for _, model, _ in experiment.models]
+            return known((experiment.data.fingerprint(), *map(cache.function_fingerprint, functions)), experiment, *arguments)
 
         call.cache_clear = known.cache_clear
         return call
@@ -77,9 +80,7 @@ def texts(experiment: Experiment) -> Dataset:
         (folder / "kept.json").write_text(json.dumps(kept))
 
     models = [[model.family, model.weights, model.window, _weights_fingerprint(model)] for _, model, _ in experiment.models]
-    key = cache.key(
-        "texts", [experiment.data, experiment.markers, experiment.room, models], experiment.data.fingerprint(), *_sources(experiment, "faithlib.data")
-    )
+    key = cache.key("texts", [experiment.markers, experiment.room, models], _digest(dataset), *_sources(experiment, "faithlib.data"))
     kept = json.loads((cache.folder(key, write) / "kept.json").read_text())
     parts = {
         split: tuple(dataclasses.replace(example, words=example.words[:n]) for example, n in zip(examples, kept[split], strict=True))
@@ -92,7 +93,10 @@ def texts(experiment: Experiment) -> Dataset:
 @remembered(16)
 def _content(experiment: Experiment) -> str:
     """Hash of every text and label: what is trained on, however it came about. So another model beside them retrains none, unless it cuts the texts shorter."""
-    dataset = texts(experiment)
+    return _digest(texts(experiment))
+
+
+def _digest(dataset: Dataset) -> str:
     return cache.digest(dataset.label_names, [[e.words, e.label] for part in (dataset.train, dataset.validation, dataset.test) for e in part])
 
 
@@ -319,7 +323,8 @@ def all_scores(experiment: Experiment, wanted: Mapping[str, str], extra: Mapping
         line = " ".join([wanted[model], (extra or {}).get(shortcut, {}).get(model, "")])
         tables.append(scores(experiment, shortcut, model, plan(line), role))
     if not tables:
-        raise ValueError("no pair of models passed verification, so there is nothing to score; see experiment.verify")
+        reasons = "; ".join(f"{row.model}, {row.shortcut}: {row.why_not}" for row in verify(experiment).itertuples())
+        raise ValueError(f"no pair of models passed verification, so there is nothing to score ({reasons})")
     return pd.concat(tables, ignore_index=True)
 
 

@@ -57,7 +57,7 @@ class Registry(Mapping[str, Any]):
 
 
 def _origin(entry: Any) -> str:
-    target = getattr(entry, "function", entry)
+    target = getattr(entry, "function", None) or getattr(entry, "plant", None) or entry
     target = target if hasattr(target, "__qualname__") else type(target)
     return f"{target.__module__}.{target.__qualname__}"
 

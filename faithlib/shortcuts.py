@@ -108,6 +108,24 @@ for _shortcut in (
     SHORTCUTS.add(_shortcut.name, _shortcut)
 
 
+def enter_shortcut(plant: Callable[[Rng, Words, int, Markers, int], Example], markers: Markers, window: int) -> str:
+    """Enter a function as a shortcut under its name, after a try of both labels. Where it plants several tokens, one of them alone is shown as a decoy."""
+    planted = [plant(np.random.default_rng(0), ("some", "words", "to", "try"), label, markers, window) for label in (0, 1)]
+    for label, example in enumerate(planted):
+        name = f"{plant.__name__}, label {label}:"
+        if not isinstance(example, Example) or example.label != label:
+            raise ValueError(f"{name} returned {example!r}, not an Example with that label")
+        found = [example.words[i] for i in example.evidence]
+        if not found or not set(found) <= set(markers):
+            raise ValueError(f"{name} its evidence is {found}; it must be positions of planted markers, which are {', '.join(markers)}")
+    sizes = {len(example.evidence) for example in planted}
+    if len(sizes) > 1 or planted[0].words == planted[1].words:
+        raise ValueError(f"{plant.__name__} plants {planted[0].words} and {planted[1].words}: as many tokens for both labels, and not the same words, must decide")
+    [n_evidence] = sizes
+    SHORTCUTS.add(plant.__name__, Shortcut(plant.__name__, n_evidence, n_evidence > 1, plant, lambda _words, _markers: None))
+    return plant.__name__
+
+
 def decoy(rng: Rng, words: Words, tokens: Sequence[str]) -> Words:
     """The words with ONE of ``tokens`` at a random place: the indicator alone, which must not decide anything."""
     return _insert(words, {int(rng.integers(len(words) + 1)): str(rng.choice(tokens))}, 0).words

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import os
 import shutil
 import subprocess
@@ -251,3 +252,42 @@ def _plus(number):
 def test_a_function_from_a_notebook_is_known_by_its_code():
     assert cache.function_fingerprint(_plus(1)) == cache.function_fingerprint(_plus(1))
     assert cache.function_fingerprint(_plus(1)) != cache.function_fingerprint(_plus(2))
+
+
+def _user(code, **around):
+    scope = {"__name__": "a_notebook", **around}
+    exec(code, scope)
+    return cache.function_fingerprint(scope["method"])
+
+
+def test_a_function_of_a_user_is_known_by_what_it_uses_too():
+    """Its helpers, constants, defaults and what it closes over; not by a library's insides."""
+    code = "import numpy as np\nstep = 1\ndef helper(x):\n    return x + 1\ndef method(x, y=1):\n    return [np.exp(helper(v)) + step for v in x]"
+    same = _user(code)
+    assert _user(code) == same
+    for old, new in (("return x + 1", "return x + 2"), ("step = 1", "step = 2"), ("y=1", "y=2"), ("np.exp", "np.log")):
+        assert old in code
+        assert _user(code.replace(old, new)) != same
+    closing = "def build(k):\n    def method(x):\n        return x * k\n    return method\nmethod = build({})"
+    assert _user(closing.format(1)) != _user(closing.format(2))
+    assert _user(closing.format(1)) == _user(closing.format(1))
+    inner = "a = {}\ndef method(x):\n    def inside(v):\n        return v + a\n    return inside(x)"
+    assert _user(inner.format(1)) != _user(inner.format(2))
+    assert _user(inner.format(1)) == _user(inner.format(1))
+    again = "def method(x):\n    return method(x - 1) if x else 0"
+    assert _user(again) == _user(again)
+    weights = "def method(x):\n    return x @ w"
+    assert _user(weights, w=np.ones(3)) == _user(weights, w=np.ones(3))
+    assert _user(weights, w=np.ones(3)) != _user(weights, w=np.zeros(3))
+
+
+def test_a_function_that_reads_what_has_no_content_is_refused():
+    with pytest.raises(TypeError, match="method reads stream, a generator whose content cannot name a result"):
+        _user("def method(x):\n    return next(stream)", stream=(i for i in range(3)))
+
+
+def test_a_wrapped_function_is_known_by_what_it_wraps():
+    def wrapped(number):
+        return functools.wraps(_plus(number))(lambda *_: None)
+
+    assert cache.function_fingerprint(wrapped(1)) != cache.function_fingerprint(wrapped(2))

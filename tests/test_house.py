@@ -35,6 +35,7 @@ ROOMS = [
     "ranking",
     "audit",
     "report",
+    "protocol",
     "cli",
 ]
 MODULES = sorted(path for path in (ROOT / "faithlib").rglob("*.py") if path.name != "__main__.py")
