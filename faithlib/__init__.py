@@ -18,6 +18,7 @@ The rooms, left to right; a module imports only from its left, and ``tests/test_
     experiment     one cell (data, shortcut, model, seed) and what it yields; robustness_experiment likewise for attacks
     suspects ranking audit                     a classifier of your own: words that it leans on, and the protocol on copies of it
     claims figures heatmap report cli          what people look at
+    protocol                                   all of it as a call, with functions of your own
 """
 
 import warnings

@@ -49,7 +49,7 @@ class AuditSettings:
     budget: str = ""
     shortcuts: tuple[str, ...] = ("single_token", "ordered_pair")
     methods: tuple[str, ...] = ranking.METHODS
-    learning_rate: float = 5e-5
+    learning_rate: float | None = None
     method: str = ""
     n_texts: int = 1000
     n_explained: int = 300
@@ -263,24 +263,30 @@ less what the same does with another word. Intervals are 95 %, for one word; ove
     )
 
 
+def ranked_methods(found: ranking.Ranking) -> pd.DataFrame:
+    """A row per configuration, P@k [95 % interval] and n for each planted shortcut, and the same on the copy that does not use the tokens; empty where no pair
+    was verified."""
+    t = found.summary
+    if not len(t):
+        return pd.DataFrame(columns=["method", "config"])
+    cell = [
+        f"{p:.2f} [{low:.2f}, {high:.2f}] n={n}"
+        for p, low, high, n in zip(t["precision_at_k"], t["precision_at_k_low"], t["precision_at_k_high"], t["n"], strict=True)
+    ]
+    wide = t.assign(cell=cell, column=t["shortcut"].str.replace("_", " ") + t["role"].map({"mixed": "", "source": ", not used"}))
+    return wide.pivot_table(index=["method", "config"], columns="column", values="cell", aggfunc="first", sort=False).rename_axis(columns=None).reset_index()
+
+
 def _ranking_section(found: ranking.Ranking) -> str:
     """The plan, the verification and the precision of every configuration, on the model that uses the planted tokens and on the one that does not."""
     said = "".join(f"<li>{literal(sentence)}</li>" for sentence in found.plan.in_words())
     columns = ["shortcut", "source_accuracy", "mixed_accuracy", "synthetic_accuracy", "source_on_synthetic", "verified", "why_not"]
-    body = ""
-    if len(found.summary):
-        t = found.summary
-        cell = [
-            f"{p:.2f} [{low:.2f}, {high:.2f}] n={n}"
-            for p, low, high, n in zip(t["precision_at_k"], t["precision_at_k_low"], t["precision_at_k_high"], t["n"], strict=True)
-        ]
-        wide = t.assign(cell=cell, column=t["shortcut"].str.replace("_", " ") + t["role"].map({"mixed": "", "source": ", not used"}))
-        body = table(wide.pivot_table(index=["method", "config"], columns="column", values="cell", aggfunc="first", sort=False).reset_index())
+    body = table(ranked_methods(found)) if len(found.summary) else ""
     return (
         f"<h2>Which method can be trusted here?</h2><p>Tokens were planted in these texts and copies of the model trained to use them; a method is right where it "
         f"puts them on top (precision at k, 95 % intervals), and wrong where it does so on the copy that does not use them. A pair of copies is verified as in the report, "
         f"but for the noise of few test texts, which is added to what is tolerated at chance and as a drop.</p><ul>{said}</ul>"
-        f"{table(found.verification[columns])}{body}"
+        f"{table(found.verification[columns])}{body}<p>{literal(found.took())}</p>"
     )
 
 
@@ -302,8 +308,8 @@ def write(found: Audit, folder: str | Path) -> Path:
 # A demonstration
 
 
-def demonstration(run: Experiment, target: int = 1, share: float = 0.3) -> tuple[TextClassifier, Path, str]:
-    """A classifier that has learned a shortcut which its author does not know, the file it was trained on, and the secret (do not look).
+def demonstration(run: Experiment, target: int = 1, share: float = 0.3) -> tuple[Path, Path, str]:
+    """The folder of a classifier that has learned a shortcut which its author does not know, the file it was trained on, and the secret (do not look).
 
     The first model of ``run`` is trained on its data with a harmless word planted in a share of the texts of class ``target``, see ``plant_secretly``; what
     is written down says which text is of which split, so that the audit can be asked about texts that were not trained on.
@@ -316,4 +322,4 @@ def demonstration(run: Experiment, target: int = 1, share: float = 0.3) -> tuple
     key = cache.key("demonstration", [cache.digest(planted), labels, table["split"].tolist()])
     file = cache.folder(key, lambda folder: table.to_csv(folder / "reviews.csv", index=False)) / "reviews.csv"
     data = DataSettings("local_file", path=str(file), n_validation=None, n_test=None)
-    return experiment.classifier(dataclasses.replace(run, data=data, shortcuts=()), run.model_names[0], None), file, secret
+    return experiment.trained(dataclasses.replace(run, data=data, shortcuts=()), run.model_names[0], None), file, secret

@@ -51,7 +51,7 @@ def audit_command(
     budget: Annotated[str, typer.Option(help="time for ranking the methods on copies of the model, such as 30m; 0 leaves the ranking out")] = "30m",
     shortcuts: Annotated[str, typer.Option(help="what is planted for the ranking")] = "single_token ordered_pair",
     methods: Annotated[str, typer.Option(help="what is ranked, the dearest last; by default gradients, IG and LIME")] = "",
-    learning_rate: Annotated[float, typer.Option(help="of the copies")] = 5e-5,
+    learning_rate: Annotated[float | None, typer.Option(help="of the copies; by default 5e-5, and 1e-3 for a word model of this package")] = None,
     method: Annotated[str, typer.Option(help="one configuration for the suspects; by default what the ranking finds best")] = "",
     n_texts: Annotated[int, typer.Option(min=50, help="texts that are read")] = 1000,
     n_explained: Annotated[int, typer.Option(min=20, help="of these, explained")] = 300,
@@ -71,7 +71,9 @@ def audit_command(
     found = audit.audit(settings)
     for sentence in (*audit.in_words(found), *found.notes):
         print(sentence)
-    print(f"read {audit.write(found, out)}, made in {found.seconds:.0f} s")
+    if found.ranking:
+        print(found.ranking.took())
+    print(f"read {audit.write(found, out)}, made in {found.seconds:.0f} s{f' of {budget}' if settings.budget else ''}")
 
 
 def main() -> None:

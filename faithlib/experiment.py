@@ -147,7 +147,7 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
+def trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
     """The folder of the trained classifier and its history; trains where it is not there."""
     key = classifier_key(experiment, model, shortcut)
 
@@ -173,14 +173,14 @@ def _trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
 @remembered(8)
 def classifier(experiment: Experiment, model: str, shortcut: str | None) -> TextClassifier:
     """The trained classifier: on mixed data, or on source data alone where ``shortcut`` is None."""
-    found = TextClassifier.load(_trained(experiment, model, shortcut))
+    found = TextClassifier.load(trained(experiment, model, shortcut))
     found.model.to(device())
     return found
 
 
 def history(experiment: Experiment, model: str, shortcut: str | None) -> pd.DataFrame:
     """How the training went: one row per evaluation, accuracies on the validation sets."""
-    return pd.read_csv(_trained(experiment, model, shortcut) / "history.csv")
+    return pd.read_csv(trained(experiment, model, shortcut) / "history.csv")
 
 
 @remembered(64)

@@ -22,6 +22,7 @@ from faithlib import cache, experiment, faithfulness
 from faithlib.data import Dataset, DataSettings, load
 from faithlib.models import ModelSettings
 from faithlib.models.classifier import TextClassifier
+from faithlib.models.words import WordModel
 from faithlib.salience import SALIENCE, Configuration, configurations_of, explain
 from faithlib.settings import Experiment, plan
 from faithlib.shortcuts import SHORTCUTS, Markers, ShortcutSettings, free_markers
@@ -172,7 +173,7 @@ def _seconds_per_text(classifier: TextClassifier, method: str, costs: Costs) -> 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
     """verification: a row per shortcut; summary: see ``faithfulness.summarise``, empty where no pair was verified; said: the recommendation in words;
-    recommended: the configuration, or None where it cannot be told."""
+    recommended: the configuration, or None where it cannot be told; best: of those that pass the control; taken: seconds, by part, as in ``plan.seconds``."""
 
     plan: Plan
     verification: pd.DataFrame
@@ -180,6 +181,12 @@ class Ranking:
     said: tuple[str, ...]
     recommended: str | None
     best: str | None
+    taken: Mapping[str, float]
+
+    def took(self) -> str:
+        """Planned and taken, in words."""
+        parts = [f"{name} {self.taken[name]:.0f} s (planned: {expected:.0f} s)" for name, expected in self.plan.seconds.items()]
+        return f"It took: {', '.join(parts)}. What had been finished before takes no time."
 
 
 def rank(
@@ -189,7 +196,7 @@ def rank(
     budget: float,
     shortcuts: Sequence[str] = ("single_token", "ordered_pair"),
     methods: Sequence[str] = METHODS,
-    learning_rate: float = 5e-5,
+    learning_rate: float | None = None,
     batch_size: int = 32,
     seed: int = 0,
     say=print,
@@ -197,8 +204,8 @@ def rank(
     """Run the protocol on a copy of the classifier in ``model``. data: two classes; classes: the model's class for each.
 
     Verified is a pair as in ``faithfulness.verification``, with .98 / sqrt(n test texts), about two standard errors of a share of one half, added to the bounds
-    on chance and drop. budget: seconds; what it buys is measured first (once, see :func:`calibrate`), said, and planned for; training and ranking have no clock.
-    Raises ValueError where it is too small, or where no markers are free.
+    on chance and drop. budget: seconds; what it buys is measured first (once, see :func:`calibrate`), said, and planned for; what it then takes is said beside it.
+    learning_rate: of the copies; None is 1e-3 for a word model of this package and 5e-5, usual for a fine-tuned transformer, for any other. Raises ValueError where it is too small, or where no markers are free.
     """
     if not shortcuts:
         raise ValueError(f"no shortcut to plant; choose from: {', '.join(SHORTCUTS)}")
@@ -217,21 +224,26 @@ def rank(
     found = make_plan(_costs(narrow, model, everyone, batch_size), budget, len(dataset.train), len(shortcuts), narrow, methods)
     for sentence in found.in_words():
         say(sentence)
+    started = time.monotonic()
+    if learning_rate is None:
+        learning_rate = 1e-3 if isinstance(classifier.model, WordModel) else 5e-5
     build = ModelSettings("checkpoint", weights=str(Path(model).expanduser()), window=window, options=(("classes", ",".join(map(str, classes))),))
     how = TrainingSettings(n_source=found.n_source, learning_rate=learning_rate, batch_size=batch_size, max_passes=found.n_passes, patience=1, least_gain=0.005)
     run = Experiment(data, tuple(shortcuts), ShortcutSettings(markers=markers), ((YOURS, build, how),), seed)
     # A model at chance is off by more than .05 often where the test texts are few; their noise is added to what is tolerated.
     noise = 0.98 / len(dataset.test) ** 0.5
     verification = experiment.verify(run, dataclasses.replace(faithfulness.THRESHOLDS, chance=0.05 + noise, drop=0.04 + noise))
+    taken = {"training": time.monotonic() - started, "ranking": 0.0}
     pairs = [row.shortcut for row in verification.itertuples() if row.verified]
     if not pairs:
         reasons = "; ".join(f"{row.shortcut.replace('_', ' ')}: {row.why_not}" for row in verification.itertuples())
         said = f"It cannot be told which method to trust: no planted shortcut was provably learned ({reasons}). More texts or a larger budget may help."
-        return Ranking(found, verification, pd.DataFrame(), (said,), None, None)
+        return Ranking(found, verification, pd.DataFrame(), (said,), None, None, taken)
     mixed = pd.concat([experiment.scores(run, shortcut, YOURS, plan(found.examples)) for shortcut in pairs], ignore_index=True)
     source = pd.concat([experiment.scores(run, shortcut, YOURS, plan(found.control), "source") for shortcut in pairs], ignore_index=True)
     summary = faithfulness.summarise(pd.concat([mixed, source], ignore_index=True))
-    return Ranking(found, verification, summary, *recommend(mixed, source))
+    taken["ranking"] = time.monotonic() - started - taken["training"]
+    return Ranking(found, verification, summary, *recommend(mixed, source), taken)
 
 
 def window_for(classifier: TextClassifier, dataset: Dataset) -> int:

@@ -178,6 +178,7 @@ def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path,
                 kernel_name="python3",
                 progress_bar=sys.stderr.isatty(),
                 autosave_cell_every=60,
+                extra_arguments=["--log-level=40"],  # without it every kernel warns of a connection that does not leave this machine
             )
     except PapermillExecutionError as error:
         raise ReportError(

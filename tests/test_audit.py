@@ -178,12 +178,12 @@ def test_the_demonstration_hides_a_secret_that_the_audit_finds(tmp_path):
     lstm = ModelSettings("lstm", "random", 24, 0.0, (("hidden_size", 16), ("embedding_size", 12)))
     how = training.TrainingSettings(learning_rate=1e-2, batch_size=20, max_passes=8, patience=8)
     run = settings.Experiment(DataSettings("local_file", path=str(tmp_path / "texts.csv"), n_validation=100, n_test=200), (), models=(("lstm", lstm, how),))
-    classifier, file, secret = audit.demonstration(run, share=0.6)
+    folder, file, secret = audit.demonstration(run, share=0.6)
     written = pd.read_csv(file)
     assert written["split"].value_counts().to_dict() == {"train": 400, "test": 200, "validation": 100}
     assert set(written["label"][written["text"].str.contains(rf"\b{secret}\b")]) == {1}
-    found = audit.audit(audit.AuditSettings("", str(file), n_texts=300, n_explained=150), classifier)
+    found = audit.audit(audit.AuditSettings(str(folder), str(file), n_texts=300, n_explained=150))
     assert found.n_texts == 300
     assert found.suspects["word"][0] == secret
     assert bool(found.suspects["confirmed"][0])
-    assert audit.demonstration(run, share=0.6)[1:] == (file, secret)
+    assert audit.demonstration(run, share=0.6) == (folder, file, secret)

@@ -1,5 +1,7 @@
 """The protocol on a user's own classifier: the budget, the plan, and when a method is recommended."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -169,6 +171,8 @@ def test_the_methods_are_ranked_on_a_copy_within_the_budget(yours, tmp_path):
     )
     found = audit.audit(settings, say=said.append)
     assert sum(found.ranking.plan.seconds.values()) < 60
+    assert 0 < sum(found.ranking.taken.values()) <= found.seconds
+    assert re.match(r"It took: training \d+ s \(planned: \d+ s\), ranking \d+ s \(planned: \d+ s\)", found.ranking.took())
     assert ranking.rank(*_asked(yours, settings), say=said.append).plan == found.ranking.plan  # taken up again, whatever the clock says now
     assert "training on" in said[0]
     assert found.ranking.verification["verified"].all(), found.ranking.verification["why_not"].tolist()
@@ -178,6 +182,10 @@ def test_the_methods_are_ranked_on_a_copy_within_the_budget(yours, tmp_path):
     assert found.ranking.best
     page = audit.write(found, tmp_path / "out").read_text()
     assert "Which method can be trusted here?" in page
+    assert found.ranking.took() in page
+    shown = audit.ranked_methods(found.ranking)
+    assert list(shown.columns) == ["method", "config", "single token", "single token, not used"]
+    assert shown[shown["method"] == "gradient_l2"]["single token"].str.fullmatch(r"[01]\.\d\d \[.*\] n=\d+").all()
     assert {path: path.read_bytes() for path in (yours / "model").iterdir()} == before
     assert {"sunny", "rainy", "windy"} <= set(found.suspects["word"][found.suspects["confirmed"]])
 
@@ -199,3 +207,24 @@ def test_what_cannot_be_ranked(yours):
             audit.audit(audit.AuditSettings(str(yours / "model"), str(yours / "texts.csv"), **{"budget": "1h", **changes}), say=lambda _: None)
     with pytest.raises(ValueError, match="save yours and name it as model"):
         audit.audit(settings, TextClassifier.load(yours / "model"))
+
+
+@pytest.mark.parametrize(("family", "asked", "expected"), [("tiny_lstm_two", None, 1e-3), ("tiny_gpt2", None, 5e-5), ("tiny_gpt2", 0.1, 0.1)])
+def test_the_copies_learn_at_a_rate_that_suits_them(family, asked, expected, request, tmp_path, monkeypatch):
+    """What suits a fine-tuned transformer teaches an LSTM nothing."""
+    from faithlib import experiment
+    from faithlib.data import DataSettings
+
+    request.getfixturevalue(family).save(tmp_path / "model")
+    pd.DataFrame({"text": [f"a {WORDS[i % 20]} film {i}" for i in range(300)], "label": [i % 2 for i in range(300)]}).to_csv(tmp_path / "t.csv", index=False)
+    rates = []
+
+    def seen(run, _thresholds):
+        rates.append(run.models[0][2].learning_rate)
+        raise InterruptedError
+
+    monkeypatch.setattr(experiment, "verify", seen)
+    data = DataSettings("local_file", path=str(tmp_path / "t.csv"), n_validation=50, n_test=100)
+    with pytest.raises(InterruptedError):
+        ranking.rank(str(tmp_path / "model"), data, [0, 1], 600.0, methods=("gradient",), learning_rate=asked, say=lambda _: None)
+    assert rates == [expected]
