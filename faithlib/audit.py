@@ -132,7 +132,7 @@ def audit(settings: AuditSettings, classifier: TextClassifier | None = None, say
     predicted = suspects.probabilities(classifier, texts).argmax(1)
     n_explained = min(settings.n_explained, len(texts) // 2)  # the other texts are left for the experiment
     explanations: list[Explanation] = []
-    while len(explanations) < n_explained and time.monotonic() - started < 0.85 * limit:
+    while not explanations or (len(explanations) < n_explained and time.monotonic() - started < 0.85 * limit):
         explanations += explain(classifier, texts[len(explanations) : min(len(explanations) + PART, n_explained)], method, seed=settings.seed)
     if len(explanations) < n_explained:
         notes.append(f"The budget ended after {len(explanations)} of {n_explained} texts were explained.")

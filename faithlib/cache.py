@@ -3,25 +3,21 @@
 A stage's folder is named by a hash of its settings, of the input files it reads, of the library versions that decide its numbers and
 of the sources it depends on. The sources are found by following the imports of the stage's module through the package, so no list can
 go stale; comments and docstrings do not count. They are read once, when this module is imported: a file edited under a running kernel must
-not give its name to what the old code computes. A folder is built under another name and renamed when complete: what is killed halfway
-never counts as done.
+not give its name to what the old code computes. A user's own functions are named by :func:`user_fingerprint`.
+A folder is built under another name and renamed when complete: what is killed halfway never counts as done.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import os
-import pickle
 import shutil
 import sys
 import sysconfig
-import types
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
@@ -116,63 +112,28 @@ def source_fingerprint(*modules: str) -> str:
 
 
 def function_fingerprint(function: Callable) -> str:
-    """Hash of where a function's code comes from: its module's reach inside the package; outside, its own source and all that it uses, see :func:`_uses`."""
-    function = inspect.unwrap(function)
+    """Hash of where a function's code comes from: its module's reach inside the package, else see :func:`user_fingerprint`."""
+    if hasattr(function, "fingerprint"):
+        return function.fingerprint
     if getattr(function, "__module__", "") in SOURCES:
         return source_fingerprint(function.__module__)
-    return digest(_uses(function, set()))
+    return user_fingerprint(function)
 
 
-def _uses(function: Callable, seen: set[int]) -> list[Any]:
-    """A user's function as plain values: its source, its defaults, and what it reads around it.
-
-    The user's own functions likewise, own classes and modules by their source, a library's by name, other values by their content. Raises TypeError for
-    a value without one: a result could not be named by it.
+def user_fingerprint(function: Callable) -> str:
+    """Hash of a user's function: its code, what it closes over and the globals that it reads, by value (``datasets.fingerprint.Hasher``, with dill), and
+    every file of the user's own that this process has imported, since what is imported counts by name alone. A function that cannot be
+    hashed gets a name of its own, so that nothing is served for it. Not seen: files that it reads, and the version of a library that the key does not hold.
     """
-    code = getattr(function, "__code__", None)
-    if code is None:
-        raise TypeError(f"{function!r} is not a plain function, so its code cannot name a result; wrap it in one")
-    if id(function) in seen:
-        return ["seen"]
-    seen.add(id(function))
+    from datasets.fingerprint import Hasher
+
+    files = {str(getattr(module, "__file__", None)) for name, module in list(sys.modules.items()) if name not in SOURCES and name != "__main__"}
+    own = sorted(file for file in files if file.endswith(".py") and not file.startswith(LIBRARIES) and Path(file).is_file())
     try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        source = _bytecode(code)
-    around = {name: function.__globals__[name] for name in _names(code) if name in function.__globals__}
-    around |= {name: cell.cell_contents for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True) if cell != types.CellType()}
-    around |= {"its defaults": (function.__defaults__, function.__kwdefaults__)}
-    return [source, [[name, _content(f"{function.__name__} reads {name}", value, seen)] for name, value in sorted(around.items())]]
-
-
-def _bytecode(code: types.CodeType) -> list[Any]:
-    """A code object where its text is not to be had; the repr of one would hold its address."""
-    constants = [_bytecode(constant) if isinstance(constant, types.CodeType) else repr(constant) for constant in code.co_consts]
-    return [code.co_code.hex(), code.co_names, constants]
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """All names in a code object and in those inside it."""
-    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
-
-
-def _content(where: str, value: Any, seen: set[int]) -> Any:
-    if inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value):
-        value = inspect.unwrap(value) if inspect.isfunction(value) else value
-        module = value.__name__ if inspect.ismodule(value) else value.__module__
-        if module in SOURCES:
-            return source_fingerprint(module)
-        file = getattr(sys.modules.get(module or "builtins"), "__file__", None)
-        if (file or "").startswith(LIBRARIES) or module in (None, *sys.builtin_module_names):
-            return f"{module}.{getattr(value, '__qualname__', '')}"
-        if inspect.isfunction(value):
-            return _uses(value, seen)
-        with contextlib.suppress(OSError, TypeError):
-            return inspect.getsource(value)
-    try:
-        return hashlib.sha256(pickle.dumps(value)).hexdigest()
-    except Exception as error:  # pickling runs the value's own code, which may raise anything
-        raise TypeError(f"{where}, a {type(value).__name__} whose content cannot name a result ({error}); make it a number, a text or a file") from error
+        code = Hasher.hash(function)
+    except Exception:  # hashing runs the pickling code of whatever the function reads, which may raise anything
+        code = uuid.uuid4().hex
+    return digest(code, [file_fingerprint(file) for file in own])
 
 
 @functools.lru_cache(maxsize=1)

@@ -142,6 +142,13 @@ def classifier_key(experiment: Experiment, model: str, shortcut: str | None) -> 
     return cache.key(f"model-{model}-{shortcut or 'source'}", settings, *fingerprints)
 
 
+def _planted(experiment: Experiment, shortcut: str | None) -> Any:
+    """What a test set is made by: the rule, whose code is in ``faithlib.shortcuts``, or the user's code that makes it."""
+    if shortcut is None or SHORTCUTS[shortcut].plant.__module__ == "faithlib.shortcuts":
+        return experiment.rule(shortcut) if shortcut else None
+    return [experiment.rule(shortcut), cache.function_fingerprint(SHORTCUTS[shortcut].plant)]
+
+
 def device() -> torch.device:
     """A GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -188,7 +195,7 @@ def _right(experiment: Experiment, model: str, trained_on: str | None, tested_on
     """Whether each test example is classified right; ``None`` stands for source data."""
     key = cache.key(
         f"right-{model}",
-        [classifier_key(experiment, model, trained_on), experiment.rule(tested_on) if tested_on else None],
+        [classifier_key(experiment, model, trained_on), _planted(experiment, tested_on)],
         cache.source_fingerprint("faithlib.training", "faithlib.shortcuts"),
     )
 
@@ -273,7 +280,7 @@ def _part(
     experiment: Experiment, shortcut: str, model: str, role: str, family: str, configurations: Sequence[Configuration], first: int, last: int
 ) -> pd.DataFrame:
     explained_key = classifier_key(experiment, model, shortcut if role == "mixed" else None)
-    settings = [explained_key, experiment.rule(shortcut), family, sorted(map(str, configurations)), first, last]
+    settings = [explained_key, _planted(experiment, shortcut), family, sorted(map(str, configurations)), first, last]
     function = SALIENCE[family].function
     key = cache.key(f"scores-{family}", settings, cache.function_fingerprint(function), cache.source_fingerprint("faithlib.salience", "faithlib.shortcuts"))
 
@@ -307,23 +314,29 @@ def _part(
     return pd.DataFrame({**{name: [value] * len(table) for name, value in where.items()}, **table.to_dict("series")})
 
 
-def verified_pairs(experiment: Experiment) -> list[tuple[str, str]]:
+def verified_pairs(experiment: Experiment, thresholds: faithfulness.Thresholds = faithfulness.THRESHOLDS) -> list[tuple[str, str]]:
     """(shortcut, model) of the pairs that passed verification; the others are shown as failed and score nothing."""
-    table = verify(experiment)
+    table = verify(experiment, thresholds)
     return [(row.shortcut, row.model) for row in table.itertuples() if row.verified]
 
 
-def all_scores(experiment: Experiment, wanted: Mapping[str, str], extra: Mapping[str, Mapping[str, str]] | None = None, role: str = "mixed") -> pd.DataFrame:
+def all_scores(
+    experiment: Experiment,
+    wanted: Mapping[str, str],
+    extra: Mapping[str, Mapping[str, str]] | None = None,
+    role: str = "mixed",
+    thresholds: faithfulness.Thresholds = faithfulness.THRESHOLDS,
+) -> pd.DataFrame:
     """:func:`scores` of every verified pair in one table.
 
     wanted: model -> plan line. extra: shortcut -> model -> a plan line that is added there (configurations that are asked on one shortcut only).
     """
     tables = []
-    for shortcut, model in verified_pairs(experiment):
+    for shortcut, model in verified_pairs(experiment, thresholds):
         line = " ".join([wanted[model], (extra or {}).get(shortcut, {}).get(model, "")])
         tables.append(scores(experiment, shortcut, model, plan(line), role))
     if not tables:
-        reasons = "; ".join(f"{row.model}, {row.shortcut}: {row.why_not}" for row in verify(experiment).itertuples())
+        reasons = "; ".join(f"{row.model}, {row.shortcut}: {row.why_not}" for row in verify(experiment, thresholds).itertuples())
         raise ValueError(f"no pair of models passed verification, so there is nothing to score ({reasons})")
     return pd.concat(tables, ignore_index=True)
 

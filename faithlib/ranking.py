@@ -205,7 +205,8 @@ def rank(
 
     Verified is a pair as in ``faithfulness.verification``, with .98 / sqrt(n test texts), about two standard errors of a share of one half, added to the bounds
     on chance and drop. budget: seconds; what it buys is measured first (once, see :func:`calibrate`), said, and planned for; what it then takes is said beside it.
-    learning_rate: of the copies; None is 1e-3 for a word model of this package and 5e-5, usual for a fine-tuned transformer, for any other. Raises ValueError where it is too small, or where no markers are free.
+    learning_rate: of the copies; None is 1e-3 for a word model of this package and 5e-5, usual for a fine-tuned transformer, for any other. Raises ValueError
+    where the budget is too small, or where no markers are free.
     """
     if not shortcuts:
         raise ValueError(f"no shortcut to plant; choose from: {', '.join(SHORTCUTS)}")
@@ -230,6 +231,8 @@ def rank(
     build = ModelSettings("checkpoint", weights=str(Path(model).expanduser()), window=window, options=(("classes", ",".join(map(str, classes))),))
     how = TrainingSettings(n_source=found.n_source, learning_rate=learning_rate, batch_size=batch_size, max_passes=found.n_passes, patience=1, least_gain=0.005)
     run = Experiment(data, tuple(shortcuts), ShortcutSettings(markers=markers), ((YOURS, build, how),), seed)
+    if n_cut := experiment.texts(run).notes["cut"]:
+        say(f"{n_cut} texts are longer than the {window} tokens that are read here; their ends are left out")
     # A model at chance is off by more than .05 often where the test texts are few; their noise is added to what is tolerated.
     noise = 0.98 / len(dataset.test) ** 0.5
     verification = experiment.verify(run, dataclasses.replace(faithfulness.THRESHOLDS, chance=0.05 + noise, drop=0.04 + noise))

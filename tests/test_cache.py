@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import os
 import shutil
 import subprocess
@@ -254,40 +253,74 @@ def test_a_function_from_a_notebook_is_known_by_its_code():
     assert cache.function_fingerprint(_plus(1)) != cache.function_fingerprint(_plus(2))
 
 
-def _user(code, **around):
-    scope = {"__name__": "a_notebook", **around}
-    exec(code, scope)
-    return cache.function_fingerprint(scope["method"])
+USER = """
+import functools, sys
+sys.path.insert(0, {folder!r})
+import numpy as np, torch
+from faithlib import cache
+import mine
+
+step, words, weights = 1, {{"a", "b", "c"}}, torch.ones(2)
+
+class Base:
+    def scale(self):
+        return 2
+
+class Net(Base):
+    def __init__(self, k):
+        self.k = k
+    def score(self, *given):
+        return helper(self.k) * self.scale()
+
+def helper(x, y=1):
+    return x + step
+
+def method(model, batch, target):
+    def inside(v):
+        return [helper(v), Net(1).score(), words, np.exp(weights), mine.helper(v)]
+    return inside(batch.step)
+
+def twice(function):
+    @functools.wraps(function)
+    def called(*given):
+        return function(*given)
+    return called
+
+for function in (method, twice(method), Net(1).score, Net(2).score, functools.partial(helper, y=1), lambda x: 1, lambda x: 2):
+    print(cache.user_fingerprint(function))
+"""
 
 
-def test_a_function_of_a_user_is_known_by_what_it_uses_too():
-    """Its helpers, constants, defaults and what it closes over; not by a library's insides."""
-    code = "import numpy as np\nstep = 1\ndef helper(x):\n    return x + 1\ndef method(x, y=1):\n    return [np.exp(helper(v)) + step for v in x]"
-    same = _user(code)
-    assert _user(code) == same
-    for old, new in (("return x + 1", "return x + 2"), ("step = 1", "step = 2"), ("y=1", "y=2"), ("np.exp", "np.log")):
-        assert old in code
-        assert _user(code.replace(old, new)) != same
-    closing = "def build(k):\n    def method(x):\n        return x * k\n    return method\nmethod = build({})"
-    assert _user(closing.format(1)) != _user(closing.format(2))
-    assert _user(closing.format(1)) == _user(closing.format(1))
-    inner = "a = {}\ndef method(x):\n    def inside(v):\n        return v + a\n    return inside(x)"
-    assert _user(inner.format(1)) != _user(inner.format(2))
-    assert _user(inner.format(1)) == _user(inner.format(1))
-    again = "def method(x):\n    return method(x - 1) if x else 0"
-    assert _user(again) == _user(again)
-    weights = "def method(x):\n    return x @ w"
-    assert _user(weights, w=np.ones(3)) == _user(weights, w=np.ones(3))
-    assert _user(weights, w=np.ones(3)) != _user(weights, w=np.zeros(3))
+def _printed(folder, code, hash_seed="0"):
+    """What a script of the user prints: the fingerprints of seven functions in a process of its own."""
+    (folder / "script.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(Path(cache.__file__).resolve().parent.parent), "PYTHONHASHSEED": hash_seed}
+    run = subprocess.run([sys.executable, str(folder / "script.py")], env=environment, capture_output=True, text=True, check=False)
+    assert not run.returncode, run.stderr
+    return run.stdout.split()
 
 
-def test_a_function_that_reads_what_has_no_content_is_refused():
-    with pytest.raises(TypeError, match="method reads stream, a generator whose content cannot name a result"):
-        _user("def method(x):\n    return next(stream)", stream=(i for i in range(3)))
+@pytest.mark.slow
+def test_a_function_of_a_user_is_known_by_all_that_it_uses(tmp_path):
+    """Helpers, constants, classes and their bases, defaults, decorators, what it closes over, own modules; the same in every process."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "mine.py").write_text("def helper(x):\n    return x\n")
+    code = USER.format(folder=str(own))
+    before = _printed(tmp_path, code)
+    assert len(set(before)) == 7
+    assert _printed(tmp_path, code, "1") == before
+    changes = [("return x + step", "return x - step"), ("step, words, weights = 1", "step, words, weights = 2"), ('"c"', '"d"'), ("ones(2)", "zeros(2)")]
+    changes += [("return 2", "return 3"), ("np.exp", "np.log"), ("y=1):", "y=2):")]
+    for old, new in changes:
+        assert code.count(old) == 1
+        assert _printed(tmp_path, code.replace(old, new))[0] != before[0], old
+    after = _printed(tmp_path, code.replace("return function(*given)", "return -function(*given)"))
+    assert (after[0], after[1] != before[1]) == (before[0], True)
+    (own / "mine.py").write_text("def helper(x):\n    return -x\n")
+    assert _printed(tmp_path, code)[0] != before[0]
 
 
-def test_a_wrapped_function_is_known_by_what_it_wraps():
-    def wrapped(number):
-        return functools.wraps(_plus(number))(lambda *_: None)
-
-    assert cache.function_fingerprint(wrapped(1)) != cache.function_fingerprint(wrapped(2))
+def test_nothing_is_served_for_a_function_that_cannot_be_hashed():
+    stream = (i for i in range(3))
+    assert cache.user_fingerprint(lambda: next(stream)) != cache.user_fingerprint(lambda: next(stream))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import TextClassifier
@@ -31,13 +31,18 @@ def checkpoint(settings: ModelSettings, texts: Sequence[str], markers: Sequence[
         raise ValueError(
             f"{settings.weights!r} decides between {n_classes} classes and the data has {max(2, n_logits)}; name its class for each with classes=0,1"
         )
+    pad_on_the_right(model, tokenizer)
+    embed_markers(model, tokenizer, list(markers))
+    return TextClassifier.wrap(model, tokenizer, window=min(settings.window, classifier.window))
+
+
+def pad_on_the_right(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make batches possible for a model that was not trained in any: a padding token, and padding behind the text whatever side the tokenizer was saved with."""
     if tokenizer.pad_token_id is None:  # decoders; without one, transformers refuses to train on a batch
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if model.config.model_type != "xlnet":  # the others are read from the left, whatever side their tokenizer was saved with
         tokenizer.padding_side = "right"
-    embed_markers(model, tokenizer, list(markers))
-    return TextClassifier.wrap(model, tokenizer, window=min(settings.window, classifier.window))
 
 
 @torch.no_grad()
