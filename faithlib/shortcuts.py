@@ -108,16 +108,24 @@ for _shortcut in (
     SHORTCUTS.add(_shortcut.name, _shortcut)
 
 
-def enter_shortcut(plant: Callable[[Rng, Words, int, Markers, int], Example], markers: Markers, window: int) -> str:
-    """Enter a function as a shortcut under its name, after a try of both labels. Where it plants several tokens, one of them alone is shown as a decoy."""
-    planted = [plant(np.random.default_rng(0), ("some", "words", "to", "try"), label, markers, window) for label in (0, 1)]
+def enter_shortcut(plant: Callable[..., Example], markers: Markers, window: int) -> str:
+    """Enter a function as a shortcut under its name, after a try of both labels. Where it plants several tokens, one of the two indicators alone is a decoy.
+
+    Raises ValueError where what it plants cannot decide a label, is not marked as evidence, or differs when it is asked again.
+    """
+    words = tuple("some words to try it on and a few more so that chance would show".split())
+    planted = [plant(np.random.default_rng(7), words, label, markers, window) for label in (0, 1)]
     for label, example in enumerate(planted):
         name = f"{plant.__name__}, label {label}:"
         if not isinstance(example, Example) or example.label != label:
             raise ValueError(f"{name} returned {example!r}, not an Example with that label")
+        if not all(0 <= position < len(example.words) for position in example.evidence):
+            raise ValueError(f"{name} marks the positions {example.evidence} of {len(example.words)} words")
         found = [example.words[i] for i in example.evidence]
         if not found or not set(found) <= set(markers):
             raise ValueError(f"{name} its evidence is {found}; it must be positions of planted markers, which are {', '.join(markers)}")
+        if plant(np.random.default_rng(7), words, label, markers, window) != example:
+            raise ValueError(f"{name} plants differently when asked twice; draw with its argument rng alone")
     sizes = {len(example.evidence) for example in planted}
     if len(sizes) > 1 or planted[0].words == planted[1].words:
         raise ValueError(f"{plant.__name__} plants {planted[0].words} and {planted[1].words}: as many tokens for both labels, and not the same words, must decide")

@@ -28,7 +28,7 @@ class TrainingSettings:
     n_source: source training texts used (None: all). optimizer: ``adam`` or ``sgd`` (momentum 0.9). max_passes: over the training data;
     max_steps: optimizer steps (None: no limit of its own). evaluate_every: steps between evaluations (None: once per pass).
     patience: evaluations without improvement after which training stops. least_gain: of mean accuracy; less is noise, so it is no improvement, and
-    weights that lost less than that stay, for they have learned longer. solved: a validation set below this accuracy is on a plateau, and
+    weights that lost less than that, and nothing on the plateaus, are kept, for they have learned longer. solved: a validation set below this accuracy is on a plateau, and
     plateaus end: while one named in ``plateaus`` is below it, patience is not counted. precision: ``fp32`` or ``bf16`` (autocast).
     """
 
@@ -208,11 +208,14 @@ class _Watcher(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics=None, **_kwargs):
         mean = float(np.mean(list(metrics.values())))
         on_plateau = any(metrics.get(name, 1.0) < self.settings.solved for name in self.settings.plateaus)
-        # Weights that left the plateau are better than any that did not; among equals the mean decides; where that is noise, the later.
-        rank, noise = (not on_plateau, mean), self.settings.least_gain
-        best = max(((bool(row["solved"]), row["mean"]) for row in self.history), default=(False, -1.0))
-        kept = rank > (best[0], best[1] - noise)
-        gained = rank > best and rank >= (best[0], best[1] + noise)
+        # Weights that left the plateau are better than any that did not; among equals the mean decides. Where the others' means differ by no more than noise,
+        # the later weights are kept, if they have not begun to lose a plateau again.
+        plateaus = [name for name in self.settings.plateaus if name in metrics]
+        best = max(self.history, key=lambda row: (row["solved"], row["mean"]), default={"solved": 0.0, "mean": -1.0, **dict.fromkeys(plateaus, 0.0)})
+        rank, noise = (float(not on_plateau), mean), self.settings.least_gain
+        better = rank > (best["solved"], best["mean"])
+        kept = better or (rank > (best["solved"], best["mean"] - noise) and all(metrics[name] >= best[name] for name in plateaus))
+        gained = better and rank >= (best["solved"], best["mean"] + noise)
         row = {"pass": float(state.epoch), "step": float(state.global_step), **metrics, "mean": mean, "solved": float(not on_plateau)}
         if kept:
             _write(self.classifier.model.state_dict(), Path(args.output_dir) / "best.pt")

@@ -63,8 +63,7 @@ def test_imports_point_left(path):
 
 def test_evidence_is_made_by_shortcuts_and_the_models_never_see_it():
     readers = {_name(path) for path in MODULES if re.search(r"\.evidence\b", path.read_text())}
-    # protocol checks what a user's rule has marked, before it is one of the shortcuts
-    assert readers <= {"faithlib.data", "faithlib.shortcuts", "faithlib.experiment", "faithlib.faithfulness", "faithlib.protocol"}
+    assert readers <= {"faithlib.data", "faithlib.shortcuts", "faithlib.experiment", "faithlib.faithfulness"}
 
 
 def test_one_list_of_pins():

@@ -28,16 +28,18 @@ def embed_markers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, ma
     """
     before = len(tokenizer)
     add_markers(tokenizer, markers)
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+    needed = max([len(tokenizer), *(token + 1 for token in tokenizer.convert_tokens_to_ids(list(markers)))])
+    if needed > model.get_input_embeddings().num_embeddings:
         with quiet():
-            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    n_new = len(tokenizer) - before
-    if n_new:
+            model.resize_token_embeddings(needed, mean_resizing=False)
+    # Not the last rows: a tokenizer may leave ids out, and a table may have rows to spare.
+    new = [token for token in tokenizer.convert_tokens_to_ids(list(markers)) if token >= before]
+    if new:
         weight = model.get_input_embeddings().weight
         others = weight[:before].double()
         mean = others.mean(0)
-        drawn = torch.randn(n_new, before, dtype=torch.float64).to(others.device) / before**0.5  # Σ z_i (x_i - mean) / √n has the covariance of the x_i
-        weight[before : len(tokenizer)] = (mean + drawn @ (others - mean)).to(weight)
+        drawn = torch.randn(len(new), before, dtype=torch.float64).to(others.device) / before**0.5  # Σ z_i (x_i - mean) / √n has the covariance of the x_i
+        weight[new] = (mean + drawn @ (others - mean)).to(weight)
 
 
 def check_single_tokens(tokenizer: PreTrainedTokenizerFast, markers: Sequence[str]) -> None:
