@@ -112,7 +112,8 @@ def source_fingerprint(*modules: str) -> str:
 
 
 def function_fingerprint(function: Callable) -> str:
-    """Hash of where a function's code comes from: its module's reach inside the package, else see :func:`user_fingerprint`."""
+    """Hash of where a function's code comes from: its own ``fingerprint`` where it has one, its module's reach inside the package, else see
+    :func:`user_fingerprint`."""
     if hasattr(function, "fingerprint"):
         return function.fingerprint
     if getattr(function, "__module__", "") in SOURCES:

@@ -76,11 +76,11 @@ def test_what_was_defined_anew_is_asked_anew_and_another_protocol_of_the_same_na
     def build(first):
         def rule(rng, words, label, markers, window):
             marker = (markers.zero, markers.one)[label]
-            return Example((marker, *words) if first else (*words, marker), label, (0 if first else len(words),))
+            return Example((marker, *words) if first else (words[0], marker, *words[1:]), label, (0 if first else 1,))
 
         return rule
 
-    asked = (small_bert, TRAINING, "synthetic_share=1", 24)
+    asked = (small_bert, "learning_rate=5e-3 max_passes=9 patience=3 least_gain=0.005", "synthetic_share=1", 24)
     front = Protocol(pairs, build(True), *asked)
     before = front.scores(earliness, 20, "source")
     assert before["precision_at_k"].tolist() == [1.0] * 20
