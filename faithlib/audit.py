@@ -20,6 +20,7 @@ import pandas as pd
 from faithlib import cache, experiment, ranking, suspects
 from faithlib.data import DATASETS, Dataset, DataSettings, cut, load
 from faithlib.faithfulness import share_interval
+from faithlib.figures import cells
 from faithlib.heatmap import Html, literal, rows, table
 from faithlib.models.classifier import TextClassifier
 from faithlib.salience import Explanation, configurations_of, explain
@@ -269,11 +270,7 @@ def ranked_methods(found: ranking.Ranking) -> pd.DataFrame:
     t = found.summary
     if not len(t):
         return pd.DataFrame(columns=["method", "config"])
-    cell = [
-        f"{p:.2f} [{low:.2f}, {high:.2f}] n={n}"
-        for p, low, high, n in zip(t["precision_at_k"], t["precision_at_k_low"], t["precision_at_k_high"], t["n"], strict=True)
-    ]
-    wide = t.assign(cell=cell, column=t["shortcut"].str.replace("_", " ") + t["role"].map({"mixed": "", "source": ", not used"}))
+    wide = t.assign(cell=cells(t), column=t["shortcut"].str.replace("_", " ") + t["role"].map({"mixed": "", "source": ", not used"}))
     return wide.pivot_table(index=["method", "config"], columns="column", values="cell", aggfunc="first", sort=False).rename_axis(columns=None).reset_index()
 
 

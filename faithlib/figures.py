@@ -70,6 +70,12 @@ def describe(method: str, config: str) -> str:
     return ", ".join([label(method), *[value for value in values if value not in drop]])
 
 
+def cells(summary: pd.DataFrame) -> list[str]:
+    """Each row's precision at k as a table shows it: ``0.85 [0.75, 0.94] n=24``."""
+    columns = (summary[name] for name in ("precision_at_k", "precision_at_k_low", "precision_at_k_high", "n"))
+    return [f"{mean:.2f} [{low:.2f}, {high:.2f}] n={n}" for mean, low, high, n in zip(*columns, strict=True)]
+
+
 def style() -> None:
     """The report's look."""
     sns.set_theme(

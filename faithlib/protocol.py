@@ -126,11 +126,10 @@ class Protocol:
             shown = figures.overview(theirs)[["method", "config"]].apply(tuple, axis=1)
             theirs = theirs[theirs[["method", "config"]].apply(tuple, axis=1).isin(set(shown))]
             summary = pd.concat([own, theirs], ignore_index=True).drop_duplicates(faithfulness.GROUP)
-        cells = zip(*(summary[c] for c in ("precision_at_k", "precision_at_k_low", "precision_at_k_high", "n")), strict=True)
         summary = summary.assign(
             name=[figures.describe(m, c) for m, c in zip(summary["method"], summary["config"], strict=True)],
             pair=summary["model"].map(figures.label) + ", " + summary["shortcut"].map(figures.label),
-            cell=[f"{p:.2f} [{low:.2f}, {high:.2f}] n={k}" for p, low, high, k in cells],
+            cell=figures.cells(summary),
         )
         mixed, source = (summary[summary["role"] == role] for role in ("mixed", "source"))
         board = mixed.pivot_table(index="name", columns="pair", values="cell", aggfunc="first", sort=False)
