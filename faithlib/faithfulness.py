@@ -93,6 +93,12 @@ class Thresholds:
     chance: float = 0.05
     drop: float = 0.04
 
+    def for_few(self, n_test: int) -> Thresholds:
+        """With .98 / sqrt(n_test), two standard errors of a share of one half, added to chance and drop: a model at chance is off by more than .05 often
+        where the test texts are few."""
+        noise = 0.98 / n_test**0.5
+        return Thresholds(self.synthetic, self.chance + noise, self.drop + noise)
+
 
 THRESHOLDS = Thresholds()
 

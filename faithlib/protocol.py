@@ -76,8 +76,7 @@ class Protocol:
         self.experiment = Experiment(where, named, rule, tuple(chosen), seed)
         nothing = dict.fromkeys(self.experiment.model_names, "")
         self._planned = RunSettings(self.experiment, nothing, {}, nothing)
-        noise = 0.98 / len(experiment.texts(self.experiment).test) ** 0.5
-        self.thresholds = faithfulness.Thresholds(chance=faithfulness.THRESHOLDS.chance + noise, drop=faithfulness.THRESHOLDS.drop + noise)
+        self.thresholds = faithfulness.THRESHOLDS.for_few(len(experiment.texts(self.experiment).test))
 
     @classmethod
     def of_report(cls, profile: str = report.QUICK) -> Protocol:

@@ -233,9 +233,7 @@ def rank(
     run = Experiment(data, tuple(shortcuts), ShortcutSettings(markers=markers), ((YOURS, build, how),), seed)
     if n_cut := experiment.texts(run).notes["cut"]:
         say(f"{n_cut} texts are longer than the {window} tokens that are read here; their ends are left out")
-    # A model at chance is off by more than .05 often where the test texts are few; their noise is added to what is tolerated.
-    noise = 0.98 / len(dataset.test) ** 0.5
-    verification = experiment.verify(run, dataclasses.replace(faithfulness.THRESHOLDS, chance=0.05 + noise, drop=0.04 + noise))
+    verification = experiment.verify(run, faithfulness.THRESHOLDS.for_few(len(dataset.test)))
     taken = {"training": time.monotonic() - started, "ranking": 0.0}
     pairs = [row.shortcut for row in verification.itertuples() if row.verified]
     if not pairs:

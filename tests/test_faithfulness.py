@@ -148,3 +148,8 @@ def test_drop_interval_is_paired():
     right = np.arange(200) % 2 == 0
     row = f.verification(right, right, np.ones(200, bool), right, f.Thresholds())
     assert (row["drop_low"], row["drop"], row["drop_high"]) == (0, 0, 0)
+
+
+def test_few_test_texts_add_their_noise_to_what_is_tolerated():
+    few = f.THRESHOLDS.for_few(100)
+    assert (few.synthetic, round(few.chance, 3), round(few.drop, 3)) == (0.99, 0.148, 0.138)
