@@ -255,7 +255,7 @@ def page(found: Audit) -> Html:
     return Html(
         f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Audit of a classifier</title>
 <style>body{{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}}
-table{{border-collapse:collapse;font-size:90%}}td,th{{padding:2px 8px;text-align:left;vertical-align:top}}</style>
+table{{border-collapse:collapse;font-size:90%;margin:1rem 0}}td,th{{padding:2px 8px;text-align:left;vertical-align:top}}</style>
 <h1>What does this classifier lean on?</h1><ul>{sentences}</ul>{ranked}
 <h2>Suspects</h2><p>Suspected by the salience of the model's explanations or by the counts of the data; confirmed, on other texts, by taking the word out or putting it in,
 less what the same does with another word. Intervals are 95 %, for one word; over all words, of those that are confirmed at most 5 % are expected not to move the model.</p>{suspects_table}

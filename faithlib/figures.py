@@ -189,15 +189,17 @@ def false_alarms(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """The same ranking on the model that uses the planted tokens (filled) and on the source model that does not (open); a panel per model."""
     chosen = summary[summary[["method", "config"]].apply(tuple, axis=1).isin(OVERVIEW)]
     data = chosen.assign(name=[describe(m, c) for m, c in zip(chosen["method"], chosen["config"], strict=True)])
-    both = data.pivot_table(index=["model", "shortcut", "name"], columns="role", values=["precision_at_k", "random_precision"], sort=False).dropna()
+    values, roles = ["precision_at_k", "random_precision"], ["mixed", "source"]
+    both = data.pivot_table(index=["model", "shortcut", "name"], columns="role", values=values, sort=False)
+    both = both.reindex(columns=pd.MultiIndex.from_product([values, roles])).dropna()
     flat = both.reset_index()
     flat.columns = ["_".join(filter(None, column)) for column in flat.columns]
-    models, names = list(dict.fromkeys(flat["model"])), list(dict.fromkeys(flat["name"]))
+    order = [describe(*pair) for pair in OVERVIEW]
+    rows = {model: sorted(set(part["name"]), key=order.index) for model, part in flat.groupby("model", sort=False)}
     shortcuts = in_order(flat["shortcut"])
-    figure, axes = plt.subplots(
-        1, max(1, len(models)), figsize=(4.6 * max(1, len(models)) + 1.5, 0.42 * len(names) + 1.6), sharey=True, squeeze=False, layout="constrained"
-    )
-    for axis, model in zip(axes[0], models, strict=False):
+    size = (6.1 * max(1, len(rows)), 0.42 * max(map(len, rows.values()), default=0) + 1.6)
+    figure, axes = plt.subplots(1, max(1, len(rows)), figsize=size, squeeze=False, layout="constrained")
+    for axis, (model, names) in zip(axes[0], rows.items(), strict=False):
         for j, shortcut in enumerate(shortcuts):
             mine = flat[(flat["model"] == model) & (flat["shortcut"] == shortcut)]
             y = np.array([names.index(name) for name in mine["name"]]) + (j - (len(shortcuts) - 1) / 2) * 0.22
@@ -212,7 +214,7 @@ def false_alarms(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             yticklabels=names,
         )
         axis.title.set_fontsize(10)
-    axes[0][0].invert_yaxis()
+        axis.invert_yaxis()
     legend_below(figure, axes[0])
     return figure, flat
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from faithlib import cache, experiment, faithfulness
+from faithlib import cache, experiment, faithfulness, figures
 from faithlib.data import Dataset, DataSettings, load
 from faithlib.models import ModelSettings
 from faithlib.models.classifier import TextClassifier
@@ -273,7 +273,7 @@ def recommend(mixed: pd.DataFrame, source: pd.DataFrame) -> tuple[tuple[str, ...
             "alarm": "on the model that does not use the tokens it puts them on top as well",
             "unclear": "too few texts were asked to tell whether it passes the control",
         }
-        said.append(f"{top} finds most, P@k {means.iloc[0]:.2f}, but is not recommended: {why.get(control.get(top, 'unclear'), why['unclear'])}.")
+        said.append(f"{_label(top)} finds most, P@k {means.iloc[0]:.2f}, but is not recommended: {why.get(control.get(top, 'unclear'), why['unclear'])}.")
     if not passing:
         return (*said, "It cannot be told which method to trust: none is known to pass the control."), None, None
     best = passing[0]
@@ -286,20 +286,22 @@ def recommend(mixed: pd.DataFrame, source: pd.DataFrame) -> tuple[tuple[str, ...
     n = int((mixed["name"] == best).sum())
     alike = [name for name in passing[1:] if _family(name) == _family(best) and not _difference(mixed, best, name)[1] > 0]
     if alike:
-        said.append(f"Of its own family these are as good, as far as can be told: {', '.join(alike[:4])}.")
+        said.append(f"Of its own family these are as good, as far as can be told: {'; '.join(map(_label, alike[:4]))}.")
     if not close:
         ahead = "the only family that passes the control"
         if differences:
             name, (mean, low, high, _) = min(differences.items(), key=lambda item: item[1][0])
-            ahead = f"ahead of every other family, of {name} by {mean:.2f} [{low:.2f}, {high:.2f}]"
-        return (f"Recommended: {best}; P@k {means[best]:.2f} on n={n} examples, {ahead}.", *said), best, best
-    name, (mean, low, high, n) = min(close.items(), key=lambda item: abs(item[1][0]))
-    said.append(
-        f"It cannot be told whether {best} (P@k {means[best]:.2f}) is better than {' or '.join(close)}: from {name} it differs by {mean:.2f} [{low:.2f}, {high:.2f}], n={n}."
+            ahead = f"ahead of every other family, of {_label(name)} by {mean:.2f} [{low:.2f}, {high:.2f}]"
+        return (f"Recommended: {_label(best)}; P@k {means[best]:.2f} on n={n} examples, {ahead}.", *said), best, best
+    name, (mean, low, high, compared) = min(close.items(), key=lambda item: abs(item[1][0]))
+    said.insert(
+        0,
+        f"Best here is {_label(best)}, P@k {means[best]:.2f} on n={n} examples, but it cannot be told whether it is better than "
+        f"{' or '.join(map(_label, close))}: from {_label(name)} it differs by {mean:.2f} [{low:.2f}, {high:.2f}].",
     )
     if mean > 0:
         # Twice what puts the interval's lower end at 0: then such a difference shows four times in five.
-        needed = math.ceil(2 * n * ((mean - low) / mean) ** 2)
+        needed = math.ceil(2 * compared * ((mean - low) / mean) ** 2)
         said.append(
             f"If that difference is real, about {needed} examples would be likely to show it; a larger budget asks up to {MOST_EXAMPLES} for each shortcut."
         )
@@ -317,6 +319,11 @@ def _control(table: pd.DataFrame) -> str:
 def _family(name: str) -> str:
     method = name.partition(";")[0]
     return next((family.name for family in SALIENCE.values() if any(c.method == method for c in family.configurations)), method)
+
+
+def _label(name: str) -> str:
+    method, _, config = name.partition(";")
+    return figures.describe(method, config)
 
 
 def _names(table: pd.DataFrame) -> list[str]:

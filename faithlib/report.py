@@ -10,16 +10,20 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 import yaml
 
 from faithlib import cache, paths, settings
 
 QUICK = "quick"  # the notebooks' own defaults; it has no folder of parameters
+AT_ONCE = 2  # notebooks that run side by side: much of a section's time is one core that imports and draws
+MEASURE_TIME = ("timed", "budget")  # parameters that, where they are not empty, make a notebook measure what something takes
 
 
 class ReportError(RuntimeError):
@@ -118,7 +122,8 @@ def _files_named(values: dict[str, Any]) -> list[list[str]]:
 def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
     """Execute what has changed, in reading order, and write the index. Returns the report's folder.
 
-    The models are trained and explained first, with progress in the terminal, and handed to the notebooks through the cache.
+    The models are trained and explained first, with progress in the terminal, and handed to the notebooks through the cache; so ``AT_ONCE`` notebooks
+    can run side by side, but for those that measure time, which come last and alone.
 
     A notebook is executed into ``*.part.ipynb`` and renamed when all of its cells ran; a cell that fails raises ReportError with notebook and
     cell, and leaves the part for reading.
@@ -135,19 +140,44 @@ def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
     if stale and not only and chosen[-1].stem.startswith("99"):
         warm(profile, say)
     for notebook in chosen:
-        target = folder / notebook.name
         if notebook not in stale:
             say(f"{notebook.stem}: unchanged")
-            continue
+
+    def make(notebook: Path) -> None:
         started = time.monotonic()
         say(f"{notebook.stem}: running")
-        _execute(notebook, target, values[notebook], folder, fingerprints[notebook])
-        _export_html(target)
+        _execute(notebook, folder / notebook.name, values[notebook], folder, fingerprints[notebook])
+        _export_html(folder / notebook.name)
         say(f"{notebook.stem}: done in {time.monotonic() - started:.0f} s")
+
+    timed = [notebook for notebook in stale if any(values[notebook].get(name, declared(notebook).get(name)) for name in MEASURE_TIME)]
+    _side_by_side(make, [notebook for notebook in stale if notebook not in timed])
+    for notebook in timed:
+        make(notebook)
     write_index(profile, folder)
     say(f"{len(stale)} of {len(chosen)} notebooks executed, the others had not changed" if len(stale) < len(chosen) else f"{len(stale)} notebooks executed")
     say(f"read {folder / 'index.html'}")
     return folder
+
+
+def _side_by_side(make: Callable[[Path], None], chosen: Sequence[Path]) -> None:
+    """``make`` for each, ``AT_ONCE`` at a time; after a failure the others still end, and the first failure is raised."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if len(chosen) > 1 and threads is None:  # a kernel takes what it finds here
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // AT_ONCE))
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        for made in [pool.submit(make, notebook) for notebook in chosen]:
+            made.result()
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for kernel in psutil.Process().children():  # a thread waits for its kernel, which does not hear Ctrl-C
+            kernel.terminate()
+        raise
+    finally:
+        pool.shutdown()
+        if threads is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
 
 
 def _is_current(target: Path, fingerprint: str) -> bool:
@@ -162,7 +192,7 @@ def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path,
     from papermill.exceptions import PapermillExecutionError
 
     part = target.with_suffix(".part.ipynb")
-    before = _files(folder)
+    before, others = _files(folder), {f"{other.stem[:2]}_" for other in notebooks()} - {f"{notebook.stem[:2]}_"}
     os.environ["FAITHLIB_REPORT"] = str(folder)
     os.environ["FAITHLIB_ROOT"] = str(paths.ROOT)
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # as in faithlib/__init__, for a notebook that imports another library first
@@ -187,7 +217,7 @@ def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path,
     document = nbformat.read(part, 4)
     document.metadata["faithlib"] = {
         "fingerprint": fingerprint,
-        "files": sorted(name for name, changed in _files(folder).items() if before.get(name) != changed),
+        "files": sorted(name for name, changed in _files(folder).items() if before.get(name) != changed and Path(name).name[:3] not in others),
     }
     nbformat.write(document, part)
     part.rename(target)
@@ -225,8 +255,8 @@ def write_index(profile: str, folder: Path) -> None:
         if ".part" not in path.name
     )
     figures = "".join(
-        f'<figure><a href="figures/{p.stem}.svg"><img src="figures/{p.name}" alt="{html.escape(p.stem)}"></a><figcaption>'
-        f'{html.escape(p.stem.replace("_", " "))} · <a href="figures/{p.stem}.svg">SVG</a> · <a href="figures/{p.stem}.csv">numbers</a></figcaption></figure>'
+        f'<figure><a href="figures/{p.stem}.svg"><img src="figures/{p.stem}.svg" alt="{html.escape(p.stem)}"></a><figcaption>'
+        f'{html.escape(p.stem.replace("_", " "))} · <a href="figures/{p.name}">PNG</a> · <a href="figures/{p.stem}.csv">numbers</a></figcaption></figure>'
         for p in sorted((folder / "figures").glob("*.png"))
     )
     tables = "".join(f'<li><a href="tables/{p.name}">{html.escape(p.stem.replace("_", " "))}</a></li>' for p in sorted((folder / "tables").glob("*.csv")))

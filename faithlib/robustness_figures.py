@@ -117,6 +117,7 @@ def gains(numbers: pd.DataFrame) -> Figure:
         axis.set(title=METRICS[metric][0].removesuffix(" (median)"), xlabel="relative gain, TEA over TEF", yticks=range(len(pairs)))
         axis.set_yticklabels(list(pairs.values()))
         axis.set_xscale("symlog", linthresh=1)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes[0][0].invert_yaxis()
     legend_below(figure, axes[0])
     return figure

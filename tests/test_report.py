@@ -1,7 +1,13 @@
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import nbformat
 import pandas as pd
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -64,6 +70,64 @@ def test_a_failing_cell_names_notebook_and_cell_and_is_not_taken_for_done(house)
         assert not (house / "my report" / "02_broken.ipynb").exists()
         assert "as far as here" in str(nbformat.read(house / "my report" / "02_broken.part.ipynb", 4))
     assert (house / "my report" / "01_first.ipynb").is_file()
+
+
+MEET = """
+import pathlib, time
+here = pathlib.Path({folder!r})
+(here / {mine!r}).touch()
+until = time.monotonic() + 60
+while not (here / {other!r}).exists() and time.monotonic() < until:
+    time.sleep(0.05)
+assert (here / {other!r}).exists(), 'alone'
+"""
+
+
+def test_notebooks_run_side_by_side_and_what_measures_time_runs_alone(house):
+    """Two that wait for each other both end; the one that measures time finds nobody beside it, and comes after them."""
+    _section(house, "01_first", MEET.format(folder=str(house), mine="one", other="two"))
+    _section(house, "02_second", MEET.format(folder=str(house), mine="two", other="one"))
+    _section(house, "00_timed", f"import os, pathlib\nprint(os.environ.get('OMP_NUM_THREADS'))\nassert (pathlib.Path({str(house)!r}) / 'one').exists()")
+    notebook = nbformat.read(house / "notebooks" / "00_timed.ipynb", 4)
+    notebook.cells[1].source += '\ntimed: str = "cnn:5"'
+    nbformat.write(notebook, house / "notebooks" / "00_timed.ipynb")
+    said = [line for line in _run() if "done" not in line]
+    assert sorted(said[:2]) == ["01_first: running", "02_second: running"]
+    assert said[2] == "00_timed: running"
+    assert nbformat.read(house / "my report" / "00_timed.ipynb", 4).cells[2].outputs[0].text.strip() == str(os.environ.get("OMP_NUM_THREADS"))
+
+
+def test_a_notebook_owns_the_figures_of_its_number_whatever_another_writes_meanwhile(house):
+    write = "import os, pathlib\np = pathlib.Path(os.environ['FAITHLIB_REPORT']) / 'figures'\np.mkdir(exist_ok=True)\n"
+    _section(house, "01_first", write + "(p / '01_a.csv').write_text('1')\n" + MEET.format(folder=str(house), mine="one", other="two"))
+    _section(house, "02_second", MEET.format(folder=str(house), mine="two", other="one") + write + "(p / '02_b.csv').write_text('1')")
+    _run()
+    (house / "my report" / "figures" / "01_a.csv").unlink()
+    assert [line for line in _run() if "running" in line] == ["01_first: running"]
+
+
+def test_one_that_fails_does_not_stop_the_others(house):
+    _section(house, "00_broken", "raise ValueError('no such luck')")
+    _section(house, "02_second", "print('done')")
+    with pytest.raises(report.ReportError, match=r"00_broken.ipynb, cell 2: ValueError: no such luck"):
+        _run()
+    assert {path.name for path in (house / "my report").glob("0*.html")} == {"01_first.html", "02_second.html"}
+
+
+def test_ctrl_c_ends_the_kernels(house):
+    """In a process of its own: the interrupt comes while a cell sleeps for two minutes."""
+    _section(house, "01_first", f"import os, pathlib, time\n(pathlib.Path({str(house)!r}) / 'pid').write_text(str(os.getpid()))\ntime.sleep(120)")
+    program = f"from pathlib import Path\nfrom faithlib import paths, report\npaths.NOTEBOOKS = Path({str(house / 'notebooks')!r})\nreport.run('quick')"
+    running = subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    until = time.monotonic() + 90
+    while not (house / "pid").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    assert not psutil.pid_exists(int((house / "pid").read_text()))
+    assert not (house / "my report" / "01_first.ipynb").exists()
 
 
 def test_the_pages_are_static(house):
@@ -145,6 +209,21 @@ def test_a_figure_is_saved_with_its_numbers(tmp_path, monkeypatch):
 def test_the_overview_keeps_a_method_that_it_does_not_know():
     rows = pd.DataFrame({"method": ["occlusion", "lime"], "config": ["", "mask=unk;samples=3000"], "role": "mixed"})
     assert figures.overview(rows)["method"].tolist() == ["occlusion"]
+
+
+def test_false_alarms_show_what_each_model_was_asked_and_nothing_without_a_control():
+    asked = [("lstm", "lime", "mask=unk;samples=100"), ("lstm", "gradient_l2", "of=logit"), ("bert", "gradient_l2", "of=logit")]
+    rows = pd.DataFrame(
+        [
+            {"model": m, "shortcut": "single_token", "method": method, "config": c, "role": role, "precision_at_k": value, "random_precision": 0.1}
+            for m, method, c in asked
+            for role, value in (("mixed", 0.9), ("source", 0.2))
+        ]
+    )
+    figure, numbers = figures.false_alarms(rows)
+    assert [[text.get_text() for text in axis.get_yticklabels()] for axis in figure.axes] == [["Gradient L2", "LIME, unk, 100"], ["Gradient L2"]]
+    assert (numbers["precision_at_k_mixed"] - numbers["precision_at_k_source"]).tolist() == pytest.approx([0.7] * 3)
+    assert len(figures.false_alarms(rows[rows["role"] == "mixed"])[1]) == 0
 
 
 def test_known_names_come_in_one_order_whatever_is_missing():
