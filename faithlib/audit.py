@@ -23,6 +23,7 @@ from faithlib.faithfulness import share_interval
 from faithlib.figures import cells
 from faithlib.heatmap import Html, literal, rows, table
 from faithlib.models.classifier import TextClassifier
+from faithlib.progress import quiet
 from faithlib.salience import Explanation, configurations_of, explain
 from faithlib.settings import Experiment
 
@@ -91,6 +92,7 @@ def match_labels(names: Sequence[str], classifier: TextClassifier) -> tuple[list
     raise ValueError(f"the labels of the data ({', '.join(names)}) are not those of the model ({', '.join(classifier.label_names)}); rename one of them")
 
 
+@quiet()
 def audit(settings: AuditSettings, classifier: TextClassifier | None = None, say: Callable[[str], None] = print) -> Audit:
     """Rank (where a budget is given), read, explain, count and test. classifier: an own one in place of ``settings.model``, which cannot be ranked on.
 
@@ -199,14 +201,14 @@ def in_words(found: Audit) -> list[str]:
         name, parts = found.label_names[row.target], []
         if row.removed_n and row.removed_high < 0:
             parts.append(
-                f"taken out of {row.removed_n} texts it lowers the probability of “{name}” by {-row.removed:.2f} [{-row.removed_high:.2f}, {-row.removed_low:.2f}]"
+                f"taken out of {row.removed_n} texts it lowers the probability by {-row.removed:.2f} [{-row.removed_high:.2f}, {-row.removed_low:.2f}]"
             )
         if row.inserted_n and row.inserted_low > 0:
             parts.append(
-                f"put into {row.inserted_n} texts of other classes it raises it by {row.inserted:.2f} [{row.inserted_low:.2f}, {row.inserted_high:.2f}] "
+                f"put into {row.inserted_n} texts of other classes it raises the probability by {row.inserted:.2f} [{row.inserted_low:.2f}, {row.inserted_high:.2f}] "
                 f"and changes the class of {row.inserted_flipped:.0%} more of them than another word"
             )
-        said.append(f"“{row.written}”: {' and '.join(parts)}.")
+        said.append(f"“{row.written}” speaks for “{name}”: {'; '.join(parts)}.")
     said.append("Whether a word is a shortcut or a good reason is for you to say; the test only says that the model leans on it.")
     return said
 

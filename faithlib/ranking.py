@@ -21,6 +21,7 @@ import torch
 from faithlib import cache, experiment, faithfulness, figures
 from faithlib.data import Dataset, DataSettings, load
 from faithlib.models import ModelSettings
+from faithlib.models.checkpoint import pad_on_the_right
 from faithlib.models.classifier import TextClassifier
 from faithlib.models.words import WordModel
 from faithlib.salience import SALIENCE, Configuration, configurations_of, explain
@@ -84,13 +85,16 @@ def calibrate(classifier: TextClassifier, texts: Sequence[str], batch_size: int)
     """Measure on a few of these texts; the classifier is not changed."""
     few = list(texts[:4])
     ours = copy.deepcopy(classifier)
-    batch = ours.encode(list(texts[:batch_size]))
+    pad_on_the_right(ours.model, ours.tokenizer)
+    # Training reads batches of like length; the middle one costs what they do on average.
+    by_length = sorted(texts[: 16 * batch_size], key=len)
+    batch = ours.encode(by_length[max(0, (len(by_length) - batch_size) // 2) :][:batch_size])
     labels = torch.zeros(len(batch), dtype=torch.long, device=batch.ids.device)
-    optimizer = torch.optim.AdamW(ours.model.parameters(), lr=0.0)
+    optimizer = torch.optim.AdamW(ours.model.parameters(), lr=0.0, fused=True)  # as in training
 
     def step() -> None:
-        # A GPU answers before it has worked; .item() waits for it.
-        logits = ours.logits(batch)
+        # As the Trainer asks: a batch in one piece, whatever padding does to the answer. A GPU answers before it has worked; .item() waits for it.
+        logits = ours.model(input_ids=batch.ids, attention_mask=batch.mask.long()).logits
         loss(logits, labels).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -111,7 +115,7 @@ def calibrate(classifier: TextClassifier, texts: Sequence[str], batch_size: int)
 def _costs(classifier: TextClassifier, model: str, texts: Sequence[str], batch_size: int) -> Costs:
     """:func:`calibrate`, once per model, texts, window and device: a plan that followed the clock of the moment could not be taken up again."""
     weights = cache.file_fingerprint(model) if Path(model).expanduser().exists() else model
-    key = cache.key("costs", [weights, cache.digest(list(texts)), classifier.window, str(classifier.device), batch_size, torch.get_num_threads()])
+    key = cache.key("costs", [weights, cache.digest(list(texts)), classifier.window, str(classifier.device), batch_size, torch.get_num_threads()], cache.source_fingerprint(__name__))
 
     def build(folder: Path) -> None:
         (folder / "costs.json").write_text(json.dumps(dataclasses.asdict(calibrate(classifier, texts, batch_size))))
@@ -240,11 +244,18 @@ def rank(
         reasons = "; ".join(f"{row.shortcut.replace('_', ' ')}: {row.why_not}" for row in verification.itertuples())
         said = f"It cannot be told which method to trust: no planted shortcut was provably learned ({reasons}). More texts or a larger budget may help."
         return Ranking(found, verification, pd.DataFrame(), (said,), None, None, taken)
-    mixed = pd.concat([experiment.scores(run, shortcut, YOURS, plan(found.examples)) for shortcut in pairs], ignore_index=True)
-    source = pd.concat([experiment.scores(run, shortcut, YOURS, plan(found.control), "source") for shortcut in pairs], ignore_index=True)
+    examples, control = (_answerable(classifier, lines) for lines in (found.examples, found.control))
+    mixed = pd.concat([experiment.scores(run, shortcut, YOURS, examples) for shortcut in pairs], ignore_index=True)
+    source = pd.concat([experiment.scores(run, shortcut, YOURS, control, "source") for shortcut in pairs], ignore_index=True)
     summary = faithfulness.summarise(pd.concat([mixed, source], ignore_index=True))
     taken["ranking"] = time.monotonic() - started - taken["training"]
     return Ranking(found, verification, summary, *recommend(mixed, source), taken)
+
+
+def _answerable(classifier: TextClassifier, lines: str) -> list[tuple[str, int]]:
+    """The plan's configurations one by one, of those that the user's model can answer: a decoder's copies got a padding token to be trained in batches, and
+    with it a baseline that the model itself does not have."""
+    return [(str(c), n) for found in experiment.examples_per_configuration(classifier, plan(lines)).values() for c, n in found.items()]
 
 
 def window_for(classifier: TextClassifier, dataset: Dataset) -> int:
@@ -294,18 +305,17 @@ def recommend(mixed: pd.DataFrame, source: pd.DataFrame) -> tuple[tuple[str, ...
             ahead = f"ahead of every other family, of {_label(name)} by {mean:.2f} [{low:.2f}, {high:.2f}]"
         return (f"Recommended: {_label(best)}; P@k {means[best]:.2f} on n={n} examples, {ahead}.", *said), best, best
     name, (mean, low, high, compared) = min(close.items(), key=lambda item: abs(item[1][0]))
-    said.insert(
-        0,
+    lead = [
         f"Best here is {_label(best)}, P@k {means[best]:.2f} on n={n} examples, but it cannot be told whether it is better than "
-        f"{' or '.join(map(_label, close))}: from {_label(name)} it differs by {mean:.2f} [{low:.2f}, {high:.2f}].",
-    )
+        f"{' or '.join(map(_label, close))}: from {_label(name)} it differs by {mean:.2f} [{low:.2f}, {high:.2f}]."
+    ]
     if mean > 0:
         # Twice what puts the interval's lower end at 0: then such a difference shows four times in five.
         needed = math.ceil(2 * compared * ((mean - low) / mean) ** 2)
-        said.append(
+        lead.append(
             f"If that difference is real, about {needed} examples would be likely to show it; a larger budget asks up to {MOST_EXAMPLES} for each shortcut."
         )
-    return tuple(said), None, best
+    return (*lead, *said), None, best
 
 
 def _control(table: pd.DataFrame) -> str:

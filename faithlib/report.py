@@ -123,7 +123,7 @@ def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
     """Execute what has changed, in reading order, and write the index. Returns the report's folder.
 
     The models are trained and explained first, with progress in the terminal, and handed to the notebooks through the cache; so ``AT_ONCE`` notebooks
-    can run side by side, but for those that measure time, which come last and alone.
+    can run side by side, but for those that measure time, which come last and alone. Notebooks chosen by ``only`` are not prepared for, and run one by one.
 
     A notebook is executed into ``*.part.ipynb`` and renamed when all of its cells ran; a cell that fails raises ReportError with notebook and
     cell, and leaves the part for reading.
@@ -151,7 +151,7 @@ def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
         say(f"{notebook.stem}: done in {time.monotonic() - started:.0f} s")
 
     timed = [notebook for notebook in stale if any(values[notebook].get(name, declared(notebook).get(name)) for name in MEASURE_TIME)]
-    _side_by_side(make, [notebook for notebook in stale if notebook not in timed])
+    _side_by_side(make, [notebook for notebook in stale if notebook not in timed], 1 if only else AT_ONCE)
     for notebook in timed:
         make(notebook)
     write_index(profile, folder)
@@ -160,12 +160,12 @@ def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
     return folder
 
 
-def _side_by_side(make: Callable[[Path], None], chosen: Sequence[Path]) -> None:
-    """``make`` for each, ``AT_ONCE`` at a time; after a failure the others still end, and the first failure is raised."""
+def _side_by_side(make: Callable[[Path], None], chosen: Sequence[Path], at_once: int) -> None:
+    """``make`` for each, ``at_once`` at a time; after a failure the others still end, and the first failure is raised."""
     threads = os.environ.get("OMP_NUM_THREADS")
-    if len(chosen) > 1 and threads is None:  # a kernel takes what it finds here
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // AT_ONCE))
-    pool = ThreadPoolExecutor(AT_ONCE)
+    if min(at_once, len(chosen)) > 1 and threads is None:  # a kernel takes what it finds here
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // at_once))
+    pool = ThreadPoolExecutor(at_once)
     try:
         for made in [pool.submit(make, notebook) for notebook in chosen]:
             made.result()

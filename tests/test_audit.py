@@ -70,7 +70,7 @@ def test_the_word_that_decides_is_found_and_written_down(folder, capsys):
     ]
     cli.app(arguments, standalone_mode=False)
     said = capsys.readouterr().out
-    assert "“(Reuters)”: taken out of" in said
+    assert "“(Reuters)” speaks for “1”: taken out of" in said
     assert "put into" in said
     found = pd.read_parquet(out / "results.parquet")
     assert found["word"][0] == "reuters"

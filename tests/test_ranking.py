@@ -229,3 +229,29 @@ def test_the_copies_learn_at_a_rate_that_suits_them(family, asked, expected, req
     with pytest.raises(InterruptedError):
         ranking.rank(str(tmp_path / "model"), data, [0, 1], 600.0, methods=("gradient",), learning_rate=asked, say=lambda _: None)
     assert rates == [expected]
+
+
+def test_only_what_the_users_own_model_can_answer_is_ranked(tiny_gpt2, tmp_path, monkeypatch):
+    """The copies of a decoder get a padding token to be trained with; recommended must be what the model itself can be asked."""
+    from faithlib import experiment
+    from faithlib.data import DataSettings
+
+    tiny_gpt2.save(tmp_path / "model")
+    pd.DataFrame({"text": [f"a {WORDS[i % 20]} film {i}" for i in range(300)], "label": [i % 2 for i in range(300)]}).to_csv(tmp_path / "t.csv", index=False)
+    asked = []
+
+    def scores(_run, _shortcut, _model, wanted, *_role):
+        asked.append(wanted)
+        if len(asked) == 2:
+            raise InterruptedError
+        return pd.DataFrame()
+
+    monkeypatch.setattr(experiment, "verify", lambda *_: pd.DataFrame({"shortcut": ["single_token"], "verified": [True]}))
+    monkeypatch.setattr(experiment, "scores", scores)
+    data = DataSettings("local_file", path=str(tmp_path / "t.csv"), n_validation=50, n_test=100)
+    with pytest.raises(InterruptedError):
+        ranking.rank(str(tmp_path / "model"), data, [0, 1], 600.0, ("single_token",), ("random", "integrated_gradients;steps=100"), say=lambda _: None)
+    for wanted in asked:
+        configurations = [name for name, n in wanted if n >= ranking.LEAST_EXAMPLES]
+        assert "integrated_gradients;baseline=unk;of=logit;steps=100" in configurations
+        assert not [name for name in configurations if "pad" in name or "mask" in name or "steps=1000" in name]
