@@ -24,6 +24,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from faithlib import paths
 
 GROUND_FLOOR = {"faithlib", "faithlib.cache", "faithlib.memory", "faithlib.paths", "faithlib.progress", "faithlib.registry", "faithlib.shapes"}
@@ -151,30 +153,33 @@ def key(stage: str, settings: Any, *fingerprints: str) -> str:
 def folder(name: str, build: Callable[[Path], None]) -> Path:
     """The finished folder ``name``; ``build(folder)`` fills it when it is not there yet.
 
-    ``build`` writes into ``<name>.part-…``, renamed when ``build`` returns. Two processes may build the same folder; the first to finish wins.
+    ``build`` writes into ``<name>.part-…``, renamed when ``build`` returns. Another process or thread that asks for the same folder meanwhile waits for it.
     """
     target = paths.cache_root() / name
     if (target / ".complete").is_file():
         return target
-    part = target.with_name(f"{target.name}.part-{os.getpid()}-{uuid.uuid4().hex[:6]}")
+    part, lock = target.with_name(f"{target.name}.part-{os.getpid()}-{uuid.uuid4().hex[:6]}"), target.with_name(f"{target.name}.lock")
     try:
-        part.mkdir(parents=True)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        holder = FileLock(lock)
+        holder.acquire()
     except OSError as error:
         raise CacheError(
             f"cannot write the cache folder {paths.cache_root()} ({error.strerror}); set FAITHLIB_CACHE to a folder that can be written"
         ) from error
     try:
+        if (target / ".complete").is_file():
+            return target
+        part.mkdir()
         build(part)
         (part / ".complete").touch()
-        if target.exists() and not (target / ".complete").is_file():
+        if target.exists():
             shutil.rmtree(target)
-        try:
-            part.rename(target)
-        except OSError:
-            if not (target / ".complete").is_file():
-                raise
+        part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        lock.unlink(missing_ok=True)  # who waits for it finds the folder finished
+        holder.release()
     return target
 
 

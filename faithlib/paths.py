@@ -20,4 +20,4 @@ def cache_root() -> Path:
 def report_root(profile: str) -> Path:
     """Where a profile's figures and tables go: ``report/<profile>``, or ``FAITHLIB_REPORT`` (so that a check does not overwrite a report)."""
     override = os.environ.get("FAITHLIB_REPORT")
-    return Path(override) if override else ROOT / "report" / profile
+    return Path(override).expanduser().absolute() if override else ROOT / "report" / profile

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import json
 import math
 import time
@@ -93,9 +94,11 @@ def calibrate(classifier: TextClassifier, texts: Sequence[str], batch_size: int)
     optimizer = torch.optim.AdamW(ours.model.parameters(), lr=0.0, fused=True)  # as in training
 
     def step() -> None:
-        # As the Trainer asks: a batch in one piece, whatever padding does to the answer. A GPU answers before it has worked; .item() waits for it.
+        # As the Trainer does: with dropout, and a batch in one piece, whatever padding does to the answer. A GPU answers before it has worked; .item() waits.
+        ours.model.train()
         logits = ours.model(input_ids=batch.ids, attention_mask=batch.mask.long()).logits
         loss(logits, labels).backward()
+        torch.nn.utils.clip_grad_norm_(ours.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         logits.sum().item()
@@ -113,9 +116,11 @@ def calibrate(classifier: TextClassifier, texts: Sequence[str], batch_size: int)
 
 
 def _costs(classifier: TextClassifier, model: str, texts: Sequence[str], batch_size: int) -> Costs:
-    """:func:`calibrate`, once per model, texts, window and device: a plan that followed the clock of the moment could not be taken up again."""
+    """:func:`calibrate`, once per model, texts, window, device, batch size, threads and code of the calibration: a plan that followed the clock of the
+    moment could not be taken up again."""
     weights = cache.file_fingerprint(model) if Path(model).expanduser().exists() else model
-    key = cache.key("costs", [weights, cache.digest(list(texts)), classifier.window, str(classifier.device), batch_size, torch.get_num_threads()], cache.source_fingerprint(__name__))
+    measured = [weights, cache.digest(list(texts)), classifier.window, str(classifier.device), batch_size, torch.get_num_threads()]
+    key = cache.key("costs", measured, *map(inspect.getsource, (calibrate, _timed)))
 
     def build(folder: Path) -> None:
         (folder / "costs.json").write_text(json.dumps(dataclasses.asdict(calibrate(classifier, texts, batch_size))))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import logging
 import os
 import shlex
 import shutil
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,7 @@ def _files_named(values: dict[str, Any]) -> list[list[str]]:
 
 
 def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
-    """Execute what has changed, in reading order, and write the index. Returns the report's folder.
+    """Execute what has changed and write the index. Returns the report's folder.
 
     The models are trained and explained first, with progress in the terminal, and handed to the notebooks through the cache; so ``AT_ONCE`` notebooks
     can run side by side, but for those that measure time, which come last and alone. Notebooks chosen by ``only`` are not prepared for, and run one by one.
@@ -146,38 +148,63 @@ def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
     def make(notebook: Path) -> None:
         started = time.monotonic()
         say(f"{notebook.stem}: running")
-        _execute(notebook, folder / notebook.name, values[notebook], folder, fingerprints[notebook])
+        try:
+            _execute(notebook, folder / notebook.name, values[notebook], folder, fingerprints[notebook])
+        except ReportError:
+            say(f"{notebook.stem}: failed")
+            raise
         _export_html(folder / notebook.name)
         say(f"{notebook.stem}: done in {time.monotonic() - started:.0f} s")
 
     timed = [notebook for notebook in stale if any(values[notebook].get(name, declared(notebook).get(name)) for name in MEASURE_TIME)]
-    _side_by_side(make, [notebook for notebook in stale if notebook not in timed], 1 if only else AT_ONCE)
-    for notebook in timed:
-        make(notebook)
+    failures = _side_by_side(make, [notebook for notebook in stale if notebook not in timed], 1 if only else AT_ONCE)
+    failures += _side_by_side(make, timed, 1)
     write_index(profile, folder)
+    if failures:
+        raise ReportError("\n".join(map(str, failures))) from failures[0]
     say(f"{len(stale)} of {len(chosen)} notebooks executed, the others had not changed" if len(stale) < len(chosen) else f"{len(stale)} notebooks executed")
     say(f"read {folder / 'index.html'}")
     return folder
 
 
-def _side_by_side(make: Callable[[Path], None], chosen: Sequence[Path], at_once: int) -> None:
-    """``make`` for each, ``at_once`` at a time; after a failure the others still end, and the first failure is raised."""
-    threads = os.environ.get("OMP_NUM_THREADS")
+def _side_by_side(make: Callable[[Path], None], chosen: Sequence[Path], at_once: int) -> list[ReportError]:
+    """``make`` for each, ``at_once`` at a time. Returns the ReportErrors, in the order of ``chosen``: the others still end."""
+    threads, stopped = os.environ.get("OMP_NUM_THREADS"), threading.Event()
+
+    def guarded(notebook: Path) -> ReportError | None:
+        if stopped.is_set():
+            return None
+        try:
+            make(notebook)
+        except ReportError as error:
+            return error
+        return None
+
     if min(at_once, len(chosen)) > 1 and threads is None:  # a kernel takes what it finds here
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // at_once))
-    pool = ThreadPoolExecutor(at_once)
+        os.environ["OMP_NUM_THREADS"] = str(max(1, _n_cores() // at_once))
+    others = set(psutil.Process().children())
     try:
-        for made in [pool.submit(make, notebook) for notebook in chosen]:
-            made.result()
-    except KeyboardInterrupt:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for kernel in psutil.Process().children():  # a thread waits for its kernel, which does not hear Ctrl-C
-            kernel.terminate()
-        raise
+        with ThreadPoolExecutor(at_once) as pool, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = [pool.submit(guarded, notebook) for notebook in chosen]
+            try:
+                wait(made, return_when=FIRST_EXCEPTION)
+            except KeyboardInterrupt:
+                stopped.set()
+                while wait(made, timeout=0.2).not_done:  # a thread waits for its kernel, which does not hear Ctrl-C, or is about to start one
+                    for kernel in set(psutil.Process().children()) - others:
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            kernel.terminate()
+                raise
+            return [error for error in (future.result() for future in made) if error]
     finally:
-        pool.shutdown()
         if threads is None:
             os.environ.pop("OMP_NUM_THREADS", None)
+
+
+def _n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_current(target: Path, fingerprint: str) -> bool:
@@ -198,18 +225,16 @@ def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path,
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # as in faithlib/__init__, for a notebook that imports another library first
     logging.getLogger("papermill").setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            papermill.execute_notebook(
-                str(notebook),
-                str(part),
-                values or None,
-                cwd=str(paths.NOTEBOOKS),
-                kernel_name="python3",
-                progress_bar=sys.stderr.isatty(),
-                autosave_cell_every=60,
-                extra_arguments=["--log-level=40"],  # without it every kernel warns of a connection that does not leave this machine
-            )
+        papermill.execute_notebook(
+            str(notebook),
+            str(part),
+            values or None,
+            kernel_name="python3",
+            progress_bar=sys.stderr.isatty(),
+            autosave_cell_every=60,
+            extra_arguments=["--log-level=40"],  # without it every kernel warns of a connection that does not leave this machine
+            resources={"metadata": {"path": str(paths.NOTEBOOKS)}},  # where the kernel starts; papermill's cwd would move this whole process
+        )
     except PapermillExecutionError as error:
         raise ReportError(
             f"{notebook.name}, cell {error.exec_count or error.cell_index}: {error.ename}: {error.evalue}\nthe notebook up to there: {part}"

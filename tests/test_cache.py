@@ -3,6 +3,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -62,13 +65,41 @@ def test_a_killed_build_does_not_count_as_done(empty):
     assert (cache.folder("stage-1", _write("whole")) / "result.txt").read_text() == "whole"
 
 
-def test_of_two_builders_the_first_to_finish_wins():
-    def slow(folder):
-        _write("second")(folder)
-        cache.folder("stage-1", _write("first"))
+def test_who_asks_for_what_is_being_built_waits_for_it(empty):
+    """So two runs never train one model at a time, into one folder of checkpoints."""
+    started, built = threading.Event(), []
 
-    assert (cache.folder("stage-1", slow) / "result.txt").read_text() == "first"
-    assert cache.has("stage-1")
+    def slow(folder):
+        built.append("slow")
+        started.set()
+        time.sleep(0.5)
+        _write("first")(folder)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.folder, "stage-1", slow)
+        started.wait(10)
+        second = pool.submit(cache.folder, "stage-1", lambda _folder: built.append("second"))
+        assert first.result(10) == second.result(10)
+    assert built == ["slow"]
+    assert sorted(path.name for path in empty.iterdir()) == ["stage-1"]
+
+
+def test_who_waited_for_what_failed_builds_it(empty):
+    started = threading.Event()
+
+    def failing(_folder):
+        started.set()
+        time.sleep(0.3)
+        raise InterruptedError
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.folder, "stage-1", failing)
+        started.wait(10)
+        second = pool.submit(cache.folder, "stage-1", _write("whole"))
+        with pytest.raises(InterruptedError):
+            first.result(10)
+        assert (second.result(10) / "result.txt").read_text() == "whole"
+    assert sorted(path.name for path in empty.iterdir()) == ["stage-1"]
 
 
 def test_a_folder_without_its_mark_is_built_again(empty):

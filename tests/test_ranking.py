@@ -54,6 +54,22 @@ def test_costs_are_measured_and_the_model_is_left_alone(tiny_bert, tiny_gpt2):
         assert all(parameter.grad is None for parameter in model.model.parameters())
 
 
+def test_a_step_is_measured_as_the_training_makes_it(tiny_gpt2, monkeypatch):
+    """With dropout, and for texts of several lengths in one call, where an explanation would ask a decoder once for every length."""
+    calls = []
+    forward = type(tiny_gpt2.model).forward
+
+    def seen(self, *given, **named):
+        if self.training:
+            calls.append(len(named["input_ids"]))
+        return forward(self, *given, **named)
+
+    monkeypatch.setattr(type(tiny_gpt2.model), "forward", seen)
+    ranking.calibrate(tiny_gpt2, ["a dull film", "good", "a warm story of a man and his dog"] * 4, 8)
+    assert calls == [8] * 4  # one to warm up, three that are timed
+    assert not tiny_gpt2.model.training
+
+
 def _table(role, methods, shortcut="single_token"):
     """Rankings of texts with 10 tokens and 1 planted each: configuration -> P@k per text."""
     where = {"dataset": "d", "shortcut": shortcut, "model": "yours", "seed": 0, "role": role}

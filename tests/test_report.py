@@ -83,18 +83,36 @@ assert (here / {other!r}).exists(), 'alone'
 """
 
 
-def test_notebooks_run_side_by_side_and_what_measures_time_runs_alone(house):
-    """Two that wait for each other both end; the one that measures time finds nobody beside it, and comes after them."""
-    _section(house, "01_first", MEET.format(folder=str(house), mine="one", other="two"))
-    _section(house, "02_second", MEET.format(folder=str(house), mine="two", other="one"))
-    _section(house, "00_timed", f"import os, pathlib\nprint(os.environ.get('OMP_NUM_THREADS'))\nassert (pathlib.Path({str(house)!r}) / 'one').exists()")
+THREADS = "import os\nprint('threads', os.environ.get('OMP_NUM_THREADS'))\n"
+
+
+def test_notebooks_run_side_by_side_and_what_measures_time_runs_alone(house, monkeypatch):
+    """Two that wait for each other both end; the one that measures time starts when both have ended, with all cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(report, "_n_cores", lambda: 6)
+    for mine, other in (("one", "two"), ("two", "one")):
+        last = f"time.sleep(1)\n(here / 'end of {mine}').touch()"
+        _section(house, f"0{1 + (mine == 'two')}_{mine}", THREADS + MEET.format(folder=str(house), mine=mine, other=other) + last)
+    (house / "notebooks" / "01_first.ipynb").unlink()
+    ends = f"import pathlib\nprint(sorted(path.name for path in pathlib.Path({str(house)!r}).glob('end of *')))"
+    _section(house, "00_timed", THREADS + ends)
     notebook = nbformat.read(house / "notebooks" / "00_timed.ipynb", 4)
     notebook.cells[1].source += '\ntimed: str = "cnn:5"'
     nbformat.write(notebook, house / "notebooks" / "00_timed.ipynb")
     said = [line for line in _run() if "done" not in line]
-    assert sorted(said[:2]) == ["01_first: running", "02_second: running"]
+    assert sorted(said[:2]) == ["01_one: running", "02_two: running"]
     assert said[2] == "00_timed: running"
-    assert nbformat.read(house / "my report" / "00_timed.ipynb", 4).cells[2].outputs[0].text.strip() == str(os.environ.get("OMP_NUM_THREADS"))
+    printed = {stem: nbformat.read(house / "my report" / f"{stem}.ipynb", 4).cells[-1].outputs[0].text for stem in ("00_timed", "01_one", "02_two")}
+    assert printed == {"00_timed": "threads None\n['end of one', 'end of two']\n", "01_one": "threads 3\n", "02_two": "threads 3\n"}
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_chosen_notebooks_run_one_by_one(house):
+    """They are not prepared for: two would train the same model at a time."""
+    _section(house, "02_second", "print(2)")
+    said = []
+    report.run("quick", ["01", "02"], said.append)
+    assert [line.split(" in ")[0] for line in said[:4]] == ["01_first: running", "01_first: done", "02_second: running", "02_second: done"]
 
 
 def test_a_notebook_owns_the_figures_of_its_number_whatever_another_writes_meanwhile(house):
@@ -106,28 +124,38 @@ def test_a_notebook_owns_the_figures_of_its_number_whatever_another_writes_meanw
     assert [line for line in _run() if "running" in line] == ["01_first: running"]
 
 
-def test_one_that_fails_does_not_stop_the_others(house):
-    _section(house, "00_broken", "raise ValueError('no such luck')")
-    _section(house, "02_second", "print('done')")
-    with pytest.raises(report.ReportError, match=r"00_broken.ipynb, cell 2: ValueError: no such luck"):
-        _run()
-    assert {path.name for path in (house / "my report").glob("0*.html")} == {"01_first.html", "02_second.html"}
+def test_those_that_fail_do_not_stop_the_others_and_all_are_named(house):
+    for stem in ("00_broken", "03_broken"):
+        _section(house, stem, "raise ValueError('no such luck')")
+    _section(house, "02_timed", "print('done')")
+    notebook = nbformat.read(house / "notebooks" / "02_timed.ipynb", 4)
+    notebook.cells[1].source += '\nbudget: str = "4m"'
+    nbformat.write(notebook, house / "notebooks" / "02_timed.ipynb")
+    said = []
+    with pytest.raises(report.ReportError, match=r"(?s)00_broken.ipynb, cell 2: ValueError: no such luck.*03_broken.ipynb, cell 2: ValueError"):
+        report.run("quick", say=said.append)
+    assert "03_broken: failed" in said
+    assert {path.name for path in (house / "my report").glob("0*.html")} == {"01_first.html", "02_timed.html"}
+    assert "02_timed.html" in (house / "my report" / "index.html").read_text()
 
 
 def test_ctrl_c_ends_the_kernels(house):
-    """In a process of its own: the interrupt comes while a cell sleeps for two minutes."""
+    """In a process of its own: the interrupt comes while a cell sleeps for two minutes, after another notebook has failed; a third is not begun."""
+    _section(house, "00_broken", "raise ValueError('no such luck')")
+    _section(house, "02_second", "import time\ntime.sleep(120)")
+    _section(house, "03_third", "import time\ntime.sleep(120)")
     _section(house, "01_first", f"import os, pathlib, time\n(pathlib.Path({str(house)!r}) / 'pid').write_text(str(os.getpid()))\ntime.sleep(120)")
     program = f"from pathlib import Path\nfrom faithlib import paths, report\npaths.NOTEBOOKS = Path({str(house / 'notebooks')!r})\nreport.run('quick')"
     running = subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     until = time.monotonic() + 90
-    while not (house / "pid").exists() and time.monotonic() < until:
+    while not ((house / "pid").exists() and (house / "my report" / "00_broken.part.ipynb").exists()) and time.monotonic() < until:
         time.sleep(0.1)
-    time.sleep(0.5)
+    time.sleep(2)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert not psutil.pid_exists(int((house / "pid").read_text()))
-    assert not (house / "my report" / "01_first.ipynb").exists()
+    assert not list((house / "my report").glob("0[123]_*[a-z].html"))
 
 
 def test_the_pages_are_static(house):
