@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -55,9 +56,12 @@ def audit_command(
     method: Annotated[str, typer.Option(help="one configuration for the suspects; by default what the ranking finds best")] = "",
     n_texts: Annotated[int, typer.Option(min=50, help="texts that are read")] = 1000,
     n_explained: Annotated[int, typer.Option(min=20, help="of these, explained")] = 300,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or mps; by default FAITHLIB_DEVICE, or a GPU where there is one")] = "",
     seed: int = 0,
 ) -> None:
     """Which method can be trusted on your classifier, and which words does it lean on? audit.html. Model and data are not changed."""
+    if device:
+        os.environ["FAITHLIB_DEVICE"] = device
     Path(out).expanduser().mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is known before the work, not after it
     from faithlib import audit, ranking  # they import every library there is, which the other commands need not wait for
 

@@ -138,6 +138,13 @@ def test_every_kind_of_model_can_be_audited(any_classifier, tmp_path):
     assert page.count("<h3>") == sum(bool(lines) for lines in found.examples.values())
 
 
+def test_the_device_of_the_command_line_is_the_one_that_is_used(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAITHLIB_DEVICE", "cpu")  # restored afterwards
+    arguments = ["audit", "--model", str(folder / "model"), "--data", str(folder / "data.csv"), "--text", "body", "--label", "class", "--budget", "0"]
+    with pytest.raises(ValueError, match="device 'quantum' cannot be used here"):
+        cli.app([*arguments, "--device", "quantum", "--out", str(tmp_path / "out")], standalone_mode=False)
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

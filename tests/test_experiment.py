@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from faithlib import cache, experiment, paths, settings
 from faithlib.data import DataSettings
@@ -264,3 +265,13 @@ def test_read_only_cache_is_a_clear_error(small, fresh, monkeypatch):
     with pytest.raises(cache.CacheError, match="set FAITHLIB_CACHE"):
         experiment.texts(small)
     assert paths.cache_root() == fresh.parent / "file" / "below"
+
+
+def test_the_device_is_the_one_that_was_asked_for_and_another_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("FAITHLIB_DEVICE", "cpu")
+    assert experiment.device() == torch.device("cpu")
+    for wrong in ("cuda:99", "quantum", "meta"):
+        monkeypatch.setenv("FAITHLIB_DEVICE", wrong)
+        with pytest.raises(ValueError, match=rf"device '{wrong}' cannot be used here \(.+\); choose from: cpu"):
+            experiment.device()
