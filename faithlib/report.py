@@ -145,16 +145,22 @@ def run(profile: str, only: Sequence[str] = (), say=print) -> Path:
         if notebook not in stale:
             say(f"{notebook.stem}: unchanged")
 
+    one_by_one = threading.Lock()
+
+    def tell(line: str) -> None:
+        with one_by_one:  # print writes a line and its end separately
+            say(line)
+
     def make(notebook: Path) -> None:
         started = time.monotonic()
-        say(f"{notebook.stem}: running")
+        tell(f"{notebook.stem}: running")
         try:
             _execute(notebook, folder / notebook.name, values[notebook], folder, fingerprints[notebook])
         except ReportError:
-            say(f"{notebook.stem}: failed")
+            tell(f"{notebook.stem}: failed")
             raise
         _export_html(folder / notebook.name)
-        say(f"{notebook.stem}: done in {time.monotonic() - started:.0f} s")
+        tell(f"{notebook.stem}: done in {time.monotonic() - started:.0f} s")
 
     timed = [notebook for notebook in stale if any(values[notebook].get(name, declared(notebook).get(name)) for name in MEASURE_TIME)]
     failures = _side_by_side(make, [notebook for notebook in stale if notebook not in timed], 1 if only else AT_ONCE)
@@ -232,7 +238,7 @@ def _execute(notebook: Path, target: Path, values: dict[str, Any], folder: Path,
             kernel_name="python3",
             progress_bar=sys.stderr.isatty(),
             autosave_cell_every=60,
-            extra_arguments=["--log-level=40"],  # without it every kernel warns of a connection that does not leave this machine
+            extra_arguments=["--log-level=50"],  # kernels warn of a connection within this machine, and of the interrupt that ends them
             resources={"metadata": {"path": str(paths.NOTEBOOKS)}},  # where the kernel starts; papermill's cwd would move this whole process
         )
     except PapermillExecutionError as error:
