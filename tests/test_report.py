@@ -145,14 +145,24 @@ def test_ctrl_c_ends_the_kernels(house):
     _section(house, "02_second", "import time\ntime.sleep(120)")
     _section(house, "03_third", "import time\ntime.sleep(120)")
     _section(house, "01_first", f"import os, pathlib, time\n(pathlib.Path({str(house)!r}) / 'pid').write_text(str(os.getpid()))\ntime.sleep(120)")
-    program = f"from pathlib import Path\nfrom faithlib import paths, report\npaths.NOTEBOOKS = Path({str(house / 'notebooks')!r})\nreport.run('quick')"
-    running = subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    until = time.monotonic() + 90
-    while not ((house / "pid").exists() and (house / "my report" / "00_broken.part.ipynb").exists()) and time.monotonic() < until:
-        time.sleep(0.1)
-    time.sleep(2)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    program = f"""
+import signal
+from pathlib import Path
+from faithlib import paths, report
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have been started without
+paths.NOTEBOOKS = Path({str(house / "notebooks")!r})
+report.run("quick")
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as running:
+        try:
+            until = time.monotonic() + 90
+            while not ((house / "pid").exists() and (house / "my report" / "00_broken.part.ipynb").exists()) and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(2)
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert not psutil.pid_exists(int((house / "pid").read_text()))
     assert not list((house / "my report").glob("0[123]_*[a-z].html"))
