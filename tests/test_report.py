@@ -28,11 +28,11 @@ def house(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _section(root, stem, source):
+def _section(root, stem, source, parameter=""):
     notebook = new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
     notebook.cells = [
         new_markdown_cell(f"# Show {stem} <b>&amp;</b>"),
-        new_code_cell('profile: str = "quick"\nseed: int = 0', metadata={"tags": ["parameters"]}),
+        new_code_cell(f'profile: str = "quick"\nseed: int = 0\n{parameter}', metadata={"tags": ["parameters"]}),
         new_code_cell(source),
     ]
     nbformat.write(notebook, root / "notebooks" / f"{stem}.ipynb")
@@ -95,10 +95,7 @@ def test_notebooks_run_side_by_side_and_what_measures_time_runs_alone(house, mon
         _section(house, f"0{1 + (mine == 'two')}_{mine}", THREADS + MEET.format(folder=str(house), mine=mine, other=other) + last)
     (house / "notebooks" / "01_first.ipynb").unlink()
     ends = f"import pathlib\nprint(sorted(path.name for path in pathlib.Path({str(house)!r}).glob('end of *')))"
-    _section(house, "00_timed", THREADS + ends)
-    notebook = nbformat.read(house / "notebooks" / "00_timed.ipynb", 4)
-    notebook.cells[1].source += '\ntimed: str = "cnn:5"'
-    nbformat.write(notebook, house / "notebooks" / "00_timed.ipynb")
+    _section(house, "00_timed", THREADS + ends, 'timed: str = "cnn:5"')
     said = [line for line in _run() if "done" not in line]
     assert sorted(said[:2]) == ["01_one: running", "02_two: running"]
     assert said[2] == "00_timed: running"
@@ -127,10 +124,7 @@ def test_a_notebook_owns_the_figures_of_its_number_whatever_another_writes_meanw
 def test_those_that_fail_do_not_stop_the_others_and_all_are_named(house):
     for stem in ("00_broken", "03_broken"):
         _section(house, stem, "raise ValueError('no such luck')")
-    _section(house, "02_timed", "print('done')")
-    notebook = nbformat.read(house / "notebooks" / "02_timed.ipynb", 4)
-    notebook.cells[1].source += '\nbudget: str = "4m"'
-    nbformat.write(notebook, house / "notebooks" / "02_timed.ipynb")
+    _section(house, "02_timed", "print('done')", 'budget: str = "4m"')
     said = []
     with pytest.raises(report.ReportError, match=r"(?s)00_broken.ipynb, cell 2: ValueError: no such luck.*03_broken.ipynb, cell 2: ValueError"):
         report.run("quick", say=said.append)
