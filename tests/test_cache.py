@@ -322,13 +322,16 @@ for function in (method, twice(method), Net(1).score, Net(2).score, functools.pa
 """
 
 
-def _printed(folder, code, hash_seed="0"):
-    """What a script of the user prints: the fingerprints of seven functions in a process of its own."""
-    (folder / "script.py").write_text(code)
+def _printed(folder, codes, hash_seed="0"):
+    """What scripts of the user print, one after the other in one process as cells of a notebook are: the fingerprints of seven functions for each."""
+    files = [folder / f"{i}.py" for i in range(len(codes))]
+    for file, code in zip(files, codes, strict=True):
+        file.write_text(code)
+    program = "import sys\nfor file in sys.argv[1:]:\n    exec(compile(open(file).read(), 'cell.py', 'exec'))\n    print('-')"
     environment = {**os.environ, "PYTHONPATH": str(Path(cache.__file__).resolve().parent.parent), "PYTHONHASHSEED": hash_seed}
-    run = subprocess.run([sys.executable, str(folder / "script.py")], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-c", program, *map(str, files)], env=environment, capture_output=True, text=True, check=False)
     assert not run.returncode, run.stderr
-    return run.stdout.split()
+    return [printed.split() for printed in run.stdout.split("-")[:-1]]
 
 
 @pytest.mark.slow
@@ -338,18 +341,18 @@ def test_a_function_of_a_user_is_known_by_all_that_it_uses(tmp_path):
     own.mkdir()
     (own / "mine.py").write_text("def helper(x):\n    return x\n")
     code = USER.format(folder=str(own))
-    before = _printed(tmp_path, code)
-    assert len(set(before)) == 7
-    assert _printed(tmp_path, code, "1") == before
     changes = [("return x + step", "return x - step"), ("step, words, weights = 1", "step, words, weights = 2"), ('"c"', '"d"'), ("ones(2)", "zeros(2)")]
-    changes += [("return 2", "return 3"), ("np.exp", "np.log"), ("y=1):", "y=2):")]
-    for old, new in changes:
-        assert code.count(old) == 1
-        assert _printed(tmp_path, code.replace(old, new))[0] != before[0], old
-    after = _printed(tmp_path, code.replace("return function(*given)", "return -function(*given)"))
-    assert after[1] != before[1]
+    changes += [("return 2", "return 3"), ("np.exp", "np.log"), ("y=1):", "y=2):"), ("return function(*given)", "return -function(*given)")]
+    assert all(code.count(old) == 1 for old, _ in changes)
+    before, *changed, again = _printed(tmp_path, [code, *(code.replace(*change) for change in changes), code])
+    assert len(set(before)) == 7
+    assert again == before
+    for (old, _), after in zip(changes, changed, strict=True):
+        known = 1 if "given" in old else 0  # the decorator is around the second alone
+        assert after[known] != before[known], old
+    assert _printed(tmp_path, [code], "1") == [before]
     (own / "mine.py").write_text("def helper(x):\n    return -x\n")
-    assert _printed(tmp_path, code)[0] != before[0]
+    assert _printed(tmp_path, [code])[0][0] != before[0]
 
 
 def test_nothing_is_served_for_a_function_that_cannot_be_hashed():
