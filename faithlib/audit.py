@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from faithlib import cache, experiment, ranking, suspects
+from faithlib import cache, devices, experiment, ranking, suspects
 from faithlib.data import DATASETS, Dataset, DataSettings, cut, load
 from faithlib.faithfulness import share_interval
 from faithlib.figures import cells
@@ -105,7 +105,7 @@ def audit(settings: AuditSettings, classifier: TextClassifier | None = None, say
     limit = ranking.seconds(settings.budget) if settings.budget else math.inf
     if classifier is None:
         classifier = TextClassifier.load(settings.model)
-        classifier.model.to(experiment.device())
+        classifier.model.to(devices.chosen())
     suspects.check_head(classifier)
     if settings.method:
         _one_configuration(classifier, settings.method)

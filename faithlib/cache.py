@@ -28,7 +28,7 @@ from filelock import FileLock
 
 from faithlib import paths
 
-GROUND_FLOOR = {"faithlib", "faithlib.cache", "faithlib.memory", "faithlib.paths", "faithlib.progress", "faithlib.registry", "faithlib.shapes"}
+GROUND_FLOOR = {"faithlib", "faithlib.cache", "faithlib.devices", "faithlib.memory", "faithlib.paths", "faithlib.progress", "faithlib.registry", "faithlib.shapes"}
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})  # where code that is not the user's own lies
 NUMERIC_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "lime", "scikit-learn")
 

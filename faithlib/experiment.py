@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from faithlib import cache, faithfulness
+from faithlib import cache, devices, faithfulness
 from faithlib.assets import PACKAGES, local_file
-from faithlib.data import DATASETS, Dataset, cut, load
+from faithlib.data import DATASETS, Dataset, Example, cut, load
 from faithlib.models import MODELS, ModelSettings
 from faithlib.models.classifier import TextClassifier
 from faithlib.progress import Meter
@@ -150,17 +149,6 @@ def _planted(experiment: Experiment, shortcut: str | None) -> Any:
     return [experiment.rule(shortcut), cache.function_fingerprint(SHORTCUTS[shortcut].plant)]
 
 
-def device() -> torch.device:
-    """Where classifiers live: ``FAITHLIB_DEVICE``, such as ``cpu`` or ``cuda:1``, or a GPU where there is one. Raises ValueError for what this machine lacks."""
-    wanted = os.environ.get("FAITHLIB_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=wanted).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three
-        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count())), *(["mps"] if torch.backends.mps.is_available() else [])]
-        raise ValueError(f"device {wanted!r} cannot be used here ({str(error).splitlines()[0]}); choose from: {', '.join(here)}") from error
-    return torch.device(wanted)
-
-
 def trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
     """The folder of the trained classifier and its history; trains where it is not there."""
     key = classifier_key(experiment, model, shortcut)
@@ -175,7 +163,7 @@ def trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
         with torch.random.fork_rng():
             torch.manual_seed(experiment.seed)
             fresh = _build(experiment, model, data)
-            fresh.model.to(device())
+            fresh.model.to(devices.chosen())
             label = f"training {model}, {(shortcut or 'source data').replace('_', ' ')}"
             progress = fit(fresh, train, validations, experiment.model(model)[1], experiment.seed, cache.scratch(key), label)
         fresh.save(folder)
@@ -188,7 +176,7 @@ def trained(experiment: Experiment, model: str, shortcut: str | None) -> Path:
 def classifier(experiment: Experiment, model: str, shortcut: str | None) -> TextClassifier:
     """The trained classifier: on mixed data, or on source data alone where ``shortcut`` is None."""
     found = TextClassifier.load(trained(experiment, model, shortcut))
-    found.model.to(device())
+    found.model.to(devices.chosen())
     return found
 
 
@@ -222,6 +210,45 @@ def verify(experiment: Experiment, thresholds: faithfulness.Thresholds = faithfu
             where = {"dataset": texts(experiment).name, "shortcut": shortcut, "model": model, "seed": experiment.seed}
             rows.append({**where, **faithfulness.verification(*arrays, thresholds)})
     return pd.DataFrame(rows)
+
+
+def needed(experiment: Experiment, thresholds: faithfulness.Thresholds = faithfulness.THRESHOLDS) -> pd.DataFrame:
+    """Does a verified model need every planted token? A row per pair whose rule plants several, and planted token that is taken out of the synthetic test texts.
+
+    A model that reads the whole rule is at chance without a part of it. One that is still right reads less than the rule (one token alone, or which comes
+    first), and what it does not read is no evidence. Columns: shortcut, model, without, still_right, low, high (Wilson's 95 % interval), n.
+    """
+    rows = []
+    for shortcut, model in verified_pairs(experiment, thresholds):
+        for without, right in _right_without(experiment, model, shortcut).items():
+            low, high = faithfulness.share_interval(int(right.sum()), len(right))
+            rows.append({"shortcut": shortcut, "model": model, "without": without, "still_right": right.mean(), "low": low, "high": high, "n": len(right)})
+    return pd.DataFrame(rows, columns=["shortcut", "model", "without", "still_right", "low", "high", "n"])
+
+
+@remembered(64)
+def _right_without(experiment: Experiment, model: str, shortcut: str) -> dict[str, np.ndarray]:
+    """Planted token -> whether each synthetic test text without it is classified right; empty for a rule of one token."""
+    key = cache.key(
+        f"right-without-{model}",
+        [classifier_key(experiment, model, shortcut), _planted(experiment, shortcut)],
+        cache.source_fingerprint("faithlib.training", "faithlib.shortcuts"),
+    )
+
+    def build(folder: Path) -> None:
+        texts_without: dict[str, list[Example]] = {}
+        context = experiment.shortcut.markers.context
+        for example in mixed(experiment, shortcut, model).synthetic_test:
+            planted = [example.words[i] for i in example.evidence]
+            for place, (i, word) in enumerate(zip(example.evidence, planted, strict=True), start=1):
+                name = word if word == context else "the indicator" if context in planted else f"planted token {place}"
+                rest = dataclasses.replace(example, words=example.words[:i] + example.words[i + 1 :], evidence=())
+                texts_without.setdefault(name, []).append(rest)
+        several = texts_without if len(texts_without) > 1 else {}
+        np.savez(folder / "right.npz", **{name: correct(classifier(experiment, model, shortcut), found) for name, found in several.items()})
+
+    with np.load(cache.folder(key, build) / "right.npz") as found:
+        return dict(found)
 
 
 # Salience

@@ -141,7 +141,7 @@ def legend_below(figure: Figure, axes: Iterable[plt.Axes]) -> None:
 
 
 def _lines(data: pd.DataFrame, x: str, hue: str, xlabel: str, logarithmic: bool) -> Figure:
-    """P@k over x, a line per hue, a panel per model, with intervals."""
+    """P@k over x, a line per hue, a panel per model, with intervals; n is written at the points of a line that stand for different numbers of texts."""
     models = list(dict.fromkeys(data["model"]))
     figure, axes = plt.subplots(1, max(1, len(models)), figsize=(4.2 * max(1, len(models)), 3.8), sharey=True, squeeze=False, layout="constrained")
     hues = list(dict.fromkeys(data[hue]))
@@ -152,6 +152,9 @@ def _lines(data: pd.DataFrame, x: str, hue: str, xlabel: str, logarithmic: bool)
                 shift = mine[x] * (1.04 ** (i - len(hues) / 2))
                 errors = [mine["precision_at_k"] - mine["precision_at_k_low"], mine["precision_at_k_high"] - mine["precision_at_k"]]
                 axis.errorbar(shift, mine["precision_at_k"], yerr=errors, marker="o", ms=5, lw=1.4, color=OTHERS[i], label=f"{hue} {value}")
+                if mine["n"].nunique() > 1:
+                    for place, height, n in zip(shift, mine["precision_at_k"], mine["n"], strict=True):
+                        axis.annotate(f"n={n}", (place, height), xytext=(5, -11), textcoords="offset points", fontsize=7, color=OTHERS[i])
         axis.set(title=label(model), xlabel=xlabel, ylim=(-0.03, 1.05))
         if logarithmic:
             axis.set_xscale("log")
@@ -186,10 +189,11 @@ def lime_budget(summary: pd.DataFrame, shortcut: str) -> tuple[Figure, pd.DataFr
 
 
 def false_alarms(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """The same ranking on the model that uses the planted tokens (filled) and on the source model that does not (open); a panel per model."""
+    """The same ranking on the model that uses the planted tokens (filled) and on the source model that does not (open, with its 95 % interval and the fewest
+    texts it was asked about); a panel per model. The dashed lines are random rankings."""
     chosen = summary[summary[["method", "config"]].apply(tuple, axis=1).isin(OVERVIEW)]
     data = chosen.assign(name=[describe(m, c) for m, c in zip(chosen["method"], chosen["config"], strict=True)])
-    values, roles = ["precision_at_k", "random_precision"], ["mixed", "source"]
+    values, roles = ["precision_at_k", "precision_at_k_low", "precision_at_k_high", "random_precision", "n"], ["mixed", "source"]
     both = data.pivot_table(index=["model", "shortcut", "name"], columns="role", values=values, sort=False)
     both = both.reindex(columns=pd.MultiIndex.from_product([values, roles])).dropna()
     flat = both.reset_index()
@@ -205,13 +209,17 @@ def false_alarms(summary: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
             y = np.array([names.index(name) for name in mine["name"]]) + (j - (len(shortcuts) - 1) / 2) * 0.22
             axis.hlines(y, mine["precision_at_k_source"], mine["precision_at_k_mixed"], color=OTHERS[j], lw=1, alpha=0.6)
             axis.plot(mine["precision_at_k_mixed"], y, "o", ms=6, color=OTHERS[j], label=label(shortcut))
-            axis.plot(mine["precision_at_k_source"], y, "o", ms=6, mfc="white", color=OTHERS[j])
+            source = mine["precision_at_k_source"]
+            errors = [source - mine["precision_at_k_low_source"], mine["precision_at_k_high_source"] - source]
+            axis.errorbar(source, y, xerr=errors, fmt="o", ms=6, mfc="white", lw=2.2, color=OTHERS[j])
+            axis.axvline(mine["random_precision_source"].mean(), color=OTHERS[j], ls="--", lw=0.8)
+        fewest = flat[flat["model"] == model].groupby("name")["n_source"].min().astype(int)
         axis.set(
             title=f"{label(model)}: uses the shortcut (filled), does not (open)",
             xlim=(-0.03, 1.03),
             xlabel="precision at k",
             yticks=range(len(names)),
-            yticklabels=names,
+            yticklabels=[f"{name} (n={fewest[name]})" for name in names],
         )
         axis.title.set_fontsize(10)
         axis.invert_yaxis()

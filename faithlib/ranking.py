@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from faithlib import cache, experiment, faithfulness, figures
+from faithlib import cache, devices, experiment, faithfulness, figures
 from faithlib.data import Dataset, DataSettings, load
 from faithlib.models import ModelSettings
 from faithlib.models.checkpoint import pad_on_the_right
@@ -230,7 +230,7 @@ def rank(
     window = window_for(classifier, dataset)
     markers = Markers(*free_markers(everyone))
     narrow = TextClassifier.load(model, window=window)
-    narrow.model.to(experiment.device())
+    narrow.model.to(devices.chosen())
     found = make_plan(_costs(narrow, model, everyone, batch_size), budget, len(dataset.train), len(shortcuts), narrow, methods)
     for sentence in found.in_words():
         say(sentence)

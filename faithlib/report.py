@@ -313,6 +313,7 @@ def warm(profile: str, say=print) -> None:
             experiment.classifier(run_settings.experiment, model, shortcut)
             say(f"{model}, {(shortcut or 'source data').replace('_', ' ')}: trained")
     say(f"{len(experiment.verified_pairs(run_settings.experiment))} pairs verified")
+    experiment.needed(run_settings.experiment)
     for role in ("mixed", "source"):
         experiment.everything(run_settings, role)
         say(f"{role} models explained")

@@ -20,6 +20,7 @@ from faithlib.distances import SENTENCE_DISTANCES, clamp
 from faithlib.faithfulness import interval
 
 EDGES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)  # of rho; a bin holds its upper edge
+STATISTICS = {"mean": np.mean, "median": np.median}
 ATTACK = ["dataset", "model", "attribution", "attack", "rules", "seed"]
 
 
@@ -66,32 +67,22 @@ def at_each_share(table: pd.DataFrame, edges: Sequence[float] = EDGES) -> pd.Dat
 
 
 def curve(table: pd.DataFrame, metric: str, edges: Sequence[float] = EDGES, seed: int = 0) -> pd.DataFrame:
-    """A metric over rho: per attack and bin its mean and its median, each with a 95 % percentile bootstrap interval over samples, and n samples.
+    """A metric over rho: per attack and bin its mean and its median, each with a 95 % percentile bootstrap interval over samples (NaN for a single one),
+    and n samples.
 
-    Several seeds attack the same sentences, so a sample is the mean of its seeds; ``lowest_seed`` and ``highest_seed`` are the means of single seeds.
+    Several seeds attack the same sentences, so a sample is the mean of its seeds, or their median; ``*_lowest_seed`` and ``*_highest_seed`` are the mean and
+    the median of single seeds.
     """
     of, rows = [name for name in ATTACK if name != "seed"], []
     for names, part in at_each_share(table, edges).groupby([*of, "bin", "rho_bin"], sort=True):
-        values = part[metric].astype(float).groupby(part["sample"]).mean()
-        low, high = interval(values, seed)
-        median_low, median_high = interval(values, seed, statistic=np.median)
-        of_seeds = part[metric].astype(float).groupby(part["seed"]).mean()
-        rows.append(
-            {
-                **dict(zip([*of, "bin", "rho_bin"], names, strict=True)),
-                "metric": metric,
-                "mean": values.mean(),
-                "low": low,
-                "high": high,
-                "median": values.median(),
-                "median_low": median_low,
-                "median_high": median_high,
-                "n": int(values.notna().sum()),
-                "n_seeds": len(of_seeds),
-                "lowest_seed": of_seeds.min(),
-                "highest_seed": of_seeds.max(),
-            }
-        )
+        values, row = part[metric].astype(float), dict(zip([*of, "bin", "rho_bin"], names, strict=True))
+        row |= {"metric": metric, "n": int(values.groupby(part["sample"]).mean().notna().sum()), "n_seeds": part["seed"].nunique()}
+        for name, statistic in STATISTICS.items():
+            of_samples, of_seeds = values.groupby(part["sample"]).agg(name), values.groupby(part["seed"]).agg(name)
+            low, high = interval(of_samples, seed, statistic=statistic) if row["n"] > 1 else (np.nan, np.nan)
+            row |= {name: of_samples.agg(name), f"{name}_low": low, f"{name}_high": high}
+            row |= {f"{name}_lowest_seed": of_seeds.min(), f"{name}_highest_seed": of_seeds.max()}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -108,13 +99,17 @@ def relative_gain(
     """(AUC_one - AUC_other) / AUC_other of a metric's curve over rho, figure 3 of the paper; positive where ``one`` is the stronger attack.
 
     table: rows of one model and attribution. one, other: column values that pick each side, for example ``{"attack": "tea"}``. Only bins that
-    both sides fill are integrated, and named in ``bins``. statistic: ``mean`` or ``median`` of the samples in a bin. Interval: 95 % percentile
-    bootstrap over samples, both attacks on the same resample. Returns gain, low, high, auc_one, auc_other, bins, n (samples of either side).
+    both sides fill are integrated, and named in ``bins``. statistic: ``mean`` or ``median`` of the samples in a bin, and of the seeds of a sample.
+    Interval: 95 % percentile bootstrap over samples, both attacks on the same resample. Returns gain, low, high, auc_one, auc_other, bins, n (samples of
+    either side), n_seeds, and the lowest_seed and highest_seed of the gains of single seeds.
     """
-    if statistic not in ("mean", "median"):
-        raise ValueError(f"unknown statistic {statistic!r}; choose from: mean, median")
+    if statistic not in STATISTICS:
+        raise ValueError(f"unknown statistic {statistic!r}; choose from: {', '.join(STATISTICS)}")
     binned = at_each_share(table, edges)
-    sides = [_matrix(binned[np.logical_and.reduce([binned[c] == v for c, v in side.items()])], metric, len(edges) - 1) for side in (one, other)]
+    rows = [binned[np.logical_and.reduce([binned[c] == v for c, v in side.items()])] for side in (one, other)]
+    seeds = [[side[side["seed"] == value] for side in rows] for value in sorted(set(table["seed"]))]
+    of_seeds = [_gain(*(_matrix(side, metric, len(edges) - 1, statistic) for side in pair), statistic, edges) for pair in seeds] if len(seeds) > 1 else []
+    sides = [_matrix(side, metric, len(edges) - 1, statistic) for side in rows]
     samples = sorted(set(sides[0].index) | set(sides[1].index))
     first, second = (side.reindex(samples).to_numpy() for side in sides)
     bins = [b for b in range(len(edges) - 1) if np.isfinite(first[:, b]).any() and np.isfinite(second[:, b]).any()]
@@ -138,7 +133,18 @@ def relative_gain(
         "auc_other": theirs,
         "bins": " ".join(middle),
         "n": len(samples),
+        "n_seeds": len(seeds),
+        "lowest_seed": float(np.nanmin(of_seeds)) if np.isfinite(of_seeds).any() else float("nan"),
+        "highest_seed": float(np.nanmax(of_seeds)) if np.isfinite(of_seeds).any() else float("nan"),
     }
+
+
+def _gain(one: pd.DataFrame, other: pd.DataFrame, statistic: str, edges: Sequence[float]) -> float:
+    """The gain between two matrices of :func:`_matrix`, NaN where no two bins are filled by both."""
+    samples = sorted(set(one.index) | set(other.index))
+    first, second = (side.reindex(samples).to_numpy() for side in (one, other))
+    mine, theirs = _areas(first, second, np.arange(len(samples))[None], range(len(edges) - 1), statistic, edges)
+    return float(mine[0] / theirs[0] - 1) if theirs[0] else float("nan")
 
 
 def _areas(
@@ -160,9 +166,9 @@ def _areas(
     return result[0], result[1]
 
 
-def _matrix(rows: pd.DataFrame, metric: str, n_bins: int) -> pd.DataFrame:
-    """(sample, bin) of the metric, the mean over seeds; NaN where a sample has no sentence in a bin."""
-    return rows.pivot_table(index="sample", columns="bin", values=metric, aggfunc="mean", dropna=False).reindex(columns=range(n_bins))
+def _matrix(rows: pd.DataFrame, metric: str, n_bins: int, statistic: str) -> pd.DataFrame:
+    """(sample, bin) of the metric, the mean or median over seeds; NaN where a sample has no sentence in a bin."""
+    return rows.pivot_table(index="sample", columns="bin", values=metric, aggfunc=statistic, dropna=False).reindex(columns=range(n_bins))
 
 
 def paired(table: pd.DataFrame, metric: str, one: Mapping[str, str], other: Mapping[str, str], edges: Sequence[float] = EDGES, seed: int = 0) -> dict:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from faithlib import cache, experiment, robustness
+from faithlib import cache, devices, experiment, robustness
 from faithlib.attack import ATTACKS, RULES, AttackSettings, preset
 from faithlib.attack.candidates import Proposer, counter_fitted, glove, masked_language_model
 from faithlib.attack.masked_model import MaskedModelSettings, masked_model
@@ -73,7 +73,7 @@ def proposer(trial: Trial, run: Experiment, masked: MaskedModelSettings, seed: i
     """The trial's source of candidates, under its rules. ``masked`` says which masked language model; one that is trained here reads the training texts."""
     if trial.candidates == "masked":
         model, tokenizer = _masked_model(masked, tuple(example.text for example in experiment.texts(run).train), seed)
-        return masked_language_model(model, tokenizer, trial.settings(seed), name=masked.name)
+        return masked_language_model(model.to(devices.chosen()), tokenizer, trial.settings(seed), name=masked.name)
     if trial.candidates == "glove":
         return _glove().under(trial.settings(seed))
     return counter_fitted(trial.candidates, trial.settings(seed))
@@ -142,9 +142,10 @@ class AttackRun:
 
 def from_notebook(values: Mapping[str, Any]) -> AttackRun:
     """The attacks in a notebook's parameters: what :func:`settings.from_lines` reads, with ``samples`` (model:n), ``attributions``, ``masked``, ``tea``,
-    ``tef``, and where they stand ``also`` (another data set) and ``n_seeds``. The third trial, ``tea_equal``, is TEA under the rules of TEF."""
+    ``tef``, and where they stand ``also`` (other data sets, with | between them) and ``n_seeds``. The third trial, ``tea_equal``, is TEA under the rules of
+    TEF."""
     first = from_lines(values, "samples")
-    others = [dataclasses.replace(first, data=parse(DataSettings, values["also"]), shortcuts=())] if values.get("also") else []
+    others = [dataclasses.replace(first, data=parse(DataSettings, line), shortcuts=()) for line in values.get("also", "").split("|") if line.strip()]
     runs = tuple(dataclasses.replace(run, seed=run.seed + i) for run in (first, *others) for i in range(values.get("n_seeds", 1)))
     trials = {name: parse(Trial, values[name]) for name in ("tea", "tef")}
     trials["tea_equal"] = dataclasses.replace(trials["tea"], rules=trials["tef"].own_rules)
@@ -180,6 +181,8 @@ def everything(run: AttackRun) -> Attacked:
         for name, trial in run.trials.items():
             one = attacked(where, model, attribution, trial, n, run.masked)
             found.append((one.steps.assign(trial=name), one.samples.assign(trial=name)))
+    if not found:
+        raise ValueError(f"none of the models {', '.join(model for model, _ in run.plan)} has one of the attributions {', '.join(run.attributions)}")
     return Attacked(*(pd.concat(tables, ignore_index=True) for tables in zip(*found, strict=True)))
 
 

@@ -23,8 +23,8 @@ METRICS = {  # column -> (what people read, statistic): a few near-zero distance
     "k_minilm": ("k, MiniLM (median)", "median"),
     "k_perplexity": ("k, PP (median)", "median"),
 }
-INTERVAL = {"mean": ("low", "high"), "median": ("median_low", "median_high")}
 DASHES = {"tef": "--"}
+COUNTER_FITTED = "counter-fitted neighbours"  # what ``attack.candidates.counter_fitted`` calls itself
 ATTACK_LABELS = {
     "tea": "TEA",
     "tef": "TEF",
@@ -41,20 +41,35 @@ def _places(table: pd.DataFrame, *columns: str) -> dict[tuple, str]:
     return {place: ", ".join(map(label, place if several else place[1:])) for place in found}
 
 
+def _sizes(table: pd.DataFrame, *columns: str) -> dict[tuple, str]:
+    """Distinct values of the columns -> how many sentences (and seeds, where there are several) stand behind them."""
+    several = f", {table['seed'].nunique()} seeds" if table["seed"].nunique() > 1 else ""
+    return {place: f"n = {part['sample'].nunique()}{several}" for place, part in table.groupby(list(columns))}
+
+
+def attack_names(table: pd.DataFrame) -> dict[str, str]:
+    """Attack -> its name. TEF takes its words from counter-fitted vectors; with others it is another attack, and is called so."""
+    sources = table.drop_duplicates("attack").set_index("attack")["candidates"].to_dict() if "candidates" in table else {}
+    names = {attack: ATTACK_LABELS.get(attack, label(attack)) for attack in dict.fromkeys(table["attack"])}
+    return names | {a: f"{names[a]} with {words}" for a, words in sources.items() if a == "tef" and words != COUNTER_FITTED}
+
+
 def _line(axis: Axes, line: pd.DataFrame, statistic: str, colour: tuple, dashes: str, name: str | None = None) -> None:
-    low, high = INTERVAL[statistic]
-    errors = [(line[statistic] - line[low]).clip(lower=0), (line[high] - line[statistic]).clip(lower=0)]
-    axis.errorbar(line["rho_bin"], line[statistic], yerr=errors, fmt=dashes, marker="o", ms=3, lw=1.3, color=colour, elinewidth=0.7, label=name)
+    middle = line[statistic]
+    errors = [(middle - line[f"{statistic}_low"]).clip(lower=0), (line[f"{statistic}_high"] - middle).clip(lower=0)]
+    axis.errorbar(line["rho_bin"], middle, yerr=errors, fmt=dashes, marker="o", ms=3, lw=1.3, color=colour, elinewidth=0.7, label=name)
+    if (line["n_seeds"] > 1).any():
+        axis.fill_between(line["rho_bin"], line[f"{statistic}_lowest_seed"], line[f"{statistic}_highest_seed"], color=colour, alpha=0.12, lw=0)
 
 
 def curves(table: pd.DataFrame, metrics: Mapping[str, tuple[str, str]] = METRICS) -> tuple[Figure, pd.DataFrame]:
     """Figure 2 of Ivankay et al. (2022): metrics over the true share rho of replaced words; a column of panels per data set and model, a colour per attribution,
-    TEA solid and TEF dashed. Bars: 95 % bootstrap interval over samples."""
+    TEA solid and TEF dashed. Bars: 95 % bootstrap interval over samples; bands: from the lowest to the highest seed, where there are several."""
     known = [metric for metric in metrics if metric in table]
     numbers = pd.concat([robustness.curve(table, metric) for metric in known], ignore_index=True)
     places, attributions = _places(table, "dataset", "model"), list(dict.fromkeys(table["attribution"]))
     size = (3.4 * len(places) + 1, 2.1 * len(known) + 0.6)
-    figure, axes = plt.subplots(len(known), len(places), figsize=size, sharex=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(len(known), len(places), figsize=size, sharex=True, sharey="row", squeeze=False, layout="constrained")
     for row, metric in zip(axes, known, strict=True):
         title, statistic = metrics[metric]
         for axis, (dataset, model) in zip(row, places, strict=True):
@@ -64,14 +79,13 @@ def curves(table: pd.DataFrame, metrics: Mapping[str, tuple[str, str]] = METRICS
             if metric.startswith("k_"):
                 axis.set_yscale("log")
         row[0].set_ylabel(title, fontsize=9)
-    for axis, title in zip(axes[0], places.values(), strict=True):
-        axis.set_title(title)
+    sizes = _sizes(table, "dataset", "model")
+    for axis, (place, title) in zip(axes[0], places.items(), strict=True):
+        axis.set_title(f"{title}\n{sizes[place]}", fontsize=11)
     for axis in axes[-1]:
         axis.set_xlabel("share of words replaced")
     handles = [plt.Line2D([], [], color=OTHERS[i], label=label(name)) for i, name in enumerate(attributions)]
-    handles += [
-        plt.Line2D([], [], color="#444", ls=DASHES.get(name, "-"), label=ATTACK_LABELS.get(name, label(name))) for name in dict.fromkeys(table["attack"])
-    ]
+    handles += [plt.Line2D([], [], color="#444", ls=DASHES.get(attack, "-"), label=name) for attack, name in attack_names(table).items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure, numbers
 
@@ -80,27 +94,29 @@ def ablations(table: pd.DataFrame, metric: str = "pcc") -> tuple[Figure, pd.Data
     """One metric over rho, a panel per data set, model and attribution, a colour per attack: what the order of the positions and the choice of the word are worth."""
     title, statistic = METRICS[metric]
     numbers = robustness.curve(table, metric)
-    panels = _places(table, "dataset", "model", "attribution")
-    attacks = list(dict.fromkeys(table["attack"]))
+    panels, sizes = _places(table, "dataset", "model", "attribution"), _sizes(table, "dataset", "model", "attribution")
+    attacks = attack_names(table)
     figure, axes = plt.subplots(1, len(panels), figsize=(3.7 * len(panels) + 0.6, 3.6), sharey=True, squeeze=False, layout="constrained")
     for axis, (panel, name) in zip(axes[0], panels.items(), strict=True):
         here = numbers[(numbers[["dataset", "model", "attribution"]] == panel).all(axis=1)]
-        for i, attack in enumerate(attacks):
-            _line(axis, here[here["attack"] == attack], statistic, OTHERS[i], "-", ATTACK_LABELS.get(attack, label(attack)))
-        axis.set(title=name, xlabel="share of words replaced")
+        for i, (attack, named) in enumerate(attacks.items()):
+            _line(axis, here[here["attack"] == attack], statistic, OTHERS[i], "-", named)
+        axis.set_title(f"{name}\n{sizes[panel]}", fontsize=11)
+        axis.set_xlabel("share of words replaced")
     axes[0][0].set_ylabel(title)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, 2 * len(panels)), frameon=False)
     return figure, numbers
 
 
-def gains(numbers: pd.DataFrame) -> Figure:
+def gains(numbers: pd.DataFrame, rival: str = "TEF") -> Figure:
     """Figure 3: relative gain of TEA over TEF in the area under a metric, a panel per metric, a row per data set, model and attribution, a colour per
-    set of rules.
+    set of rules. Bars: 95 % bootstrap interval over samples; small upright marks: the lowest and the highest seed, where there are several.
 
-    numbers: rows of ``robustness.relative_gain`` with the columns dataset, model, attribution and rules.
+    numbers: rows of ``robustness.relative_gain`` with the columns dataset, model, attribution and rules. rival: TEF's name, see :func:`attack_names`.
     """
     metrics, rules = list(dict.fromkeys(numbers["metric"])), list(dict.fromkeys(numbers["rules"]))
     pairs = _places(numbers, "dataset", "model", "attribution")
+    sizes = numbers.groupby(["dataset", "model", "attribution"])["n"].max()
     row_of = {pair: row for row, pair in enumerate(pairs)}
     size = (3.5 * len(metrics) + 1.5, 0.42 * len(pairs) + 1.6)
     figure, axes = plt.subplots(1, len(metrics), figsize=size, sharey=True, squeeze=False, layout="constrained")
@@ -113,10 +129,18 @@ def gains(numbers: pd.DataFrame) -> Figure:
             )
             errors = [(mine["gain"] - mine["low"]).clip(lower=0), (mine["high"] - mine["gain"]).clip(lower=0)]
             axis.errorbar(mine["gain"], y, xerr=errors, fmt="o", ms=5, lw=1.3, color=OTHERS[j], label=label(name))
+            if (mine["n_seeds"] > 1).any():
+                for end in ("lowest_seed", "highest_seed"):
+                    axis.plot(mine[end], y, "|", ms=7, color=OTHERS[j])
         axis.axvline(0, color="#888", lw=1, ls="--")
-        axis.set(title=METRICS[metric][0].removesuffix(" (median)"), xlabel="relative gain, TEA over TEF", yticks=range(len(pairs)))
-        axis.set_yticklabels(list(pairs.values()))
-        axis.set_xscale("symlog", linthresh=1)
+        axis.set(title=METRICS[metric][0].removesuffix(" (median)"), xlabel=f"relative gain of TEA over\n{rival}", yticks=range(len(pairs)))
+        axis.set_yticklabels([f"{name} (n = {sizes[pair]})" for pair, name in pairs.items()])
+        low, high = axis.get_xlim()
+        if high > 3:  # a few wide intervals would press everything else to the left
+            axis.set_xscale("symlog", linthresh=1)
+            axis.set(xlim=(min(low, -1), high), xticks=[tick for tick in (-1, 0, 1, 2, 5, 10, 20, 50, 100) if tick <= high])
+            axis.set_xlabel(f"{axis.get_xlabel()} (logarithmic beyond 1)")
+            axis.minorticks_off()
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes[0][0].invert_yaxis()
     legend_below(figure, axes[0])
@@ -136,7 +160,9 @@ def run_times(times: pd.DataFrame) -> Figure:
             for place, variant in zip(x, order, strict=True):
                 seconds = here[here["variant"] == variant]["seconds"]
                 axis.plot(np.full(len(seconds), place), seconds, ".", ms=4, color="#333")
-        axis.set(title=label(name), xticks=range(len(order)), ylabel="seconds per sample")
+        n = times[times["dataset"] == name].groupby(["variant", "rho_max"]).size()
+        size = f"n = {n.min()}" if n.min() == n.max() else f"n = {n.min()} to {n.max()}"  # a small budget leaves out the shortest
+        axis.set(title=f"{label(name)}, {size}", xticks=range(len(order)), ylabel="seconds per sample")
         axis.set_xticklabels([variant.replace(", ", ",\n", 1) for variant in order], fontsize=8)
     legend_below(figure, axes[0])
     return figure

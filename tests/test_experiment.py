@@ -1,16 +1,17 @@
 import dataclasses
+import functools
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from faithlib import cache, experiment, paths, settings
 from faithlib.data import DataSettings
 from faithlib.models import ModelSettings
 from faithlib.salience import Configuration
-from faithlib.shortcuts import Markers, ShortcutSettings
+from faithlib.shortcuts import SHORTCUTS, Markers, ShortcutSettings
 from faithlib.training import TrainingSettings, accuracy
 
 WORDS = "a the film movie plot actor scene story joke ending is was feels looks dull bad slow good great warm funny sad long short".split()
@@ -39,7 +40,7 @@ def fresh(tmp_path, monkeypatch):
 
 
 def _forget():
-    for function in (experiment.texts, experiment._content, experiment.mixed, experiment.classifier, experiment._right):
+    for function in (experiment.texts, experiment._content, experiment.mixed, experiment.classifier, experiment._right, experiment._right_without):
         function.cache_clear()
 
 
@@ -54,6 +55,41 @@ def test_a_pair_is_trained_verified_and_scored(small):
     for row in table.itertuples():
         assert [row.tokens[i] for i in row.evidence] in (["#0"], ["#1"])
         assert len(row.scores) == row.n_tokens == len(row.tokens)
+
+
+def test_a_model_that_reads_less_than_the_rule_is_right_without_the_rest(small, fresh, monkeypatch):
+    """Stand-ins for trained models: one that reads the whole rule and else says class 0, one that reads an indicator alone, one that reads the first marker alone."""
+    rules = ("single_token", "token_in_context", "ordered_pair")
+    where = dataclasses.replace(small, shortcuts=rules)
+    monkeypatch.setattr(experiment, "verified_pairs", lambda *_: [(rule, "lstm") for rule in rules])
+    monkeypatch.setattr(experiment, "classifier", functools.cache(lambda _where, _model, rule: rule))
+    markers = Markers()
+
+    def whole(rule, words):
+        return SHORTCUTS[rule].read(words, markers) or 0
+
+    def first(_rule, words):
+        return next((int(word == markers.one) for word in words if word in (markers.zero, markers.one)), 0)
+
+    for reads, known in (
+        (whole, {"#c": 0.5, "the indicator": 0.5, "planted token 1": 0.5, "planted token 2": 0.5}),
+        (first, {"#c": 1.0, "the indicator": 0.5, "planted token 1": 0.0, "planted token 2": 1.0}),
+    ):
+        _forget_what_was_asked(fresh)
+        monkeypatch.setattr(experiment, "correct", lambda rule, examples, r=reads: np.array([r(rule, e.words) == e.label for e in examples]))
+        table = experiment.needed(where)
+        assert dict(zip(table["without"], table["still_right"], strict=True)) == known
+        assert (table["shortcut"] == ["token_in_context"] * 2 + ["ordered_pair"] * 2).all()  # nothing is left of a rule of one token
+        assert (table["n"] == 60).all()
+        assert ((table["low"] <= table["still_right"]) & (table["still_right"] <= table["high"])).all()
+    monkeypatch.setattr(experiment, "verified_pairs", lambda *_: [])
+    assert list(experiment.needed(where).columns) == list(table.columns)
+
+
+def _forget_what_was_asked(folder):
+    experiment._right_without.cache_clear()
+    for path in folder.glob("right-without-*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def test_the_control_explains_the_model_that_never_saw_the_rule(small):
@@ -265,13 +301,3 @@ def test_read_only_cache_is_a_clear_error(small, fresh, monkeypatch):
     with pytest.raises(cache.CacheError, match="set FAITHLIB_CACHE"):
         experiment.texts(small)
     assert paths.cache_root() == fresh.parent / "file" / "below"
-
-
-def test_the_device_is_the_one_that_was_asked_for_and_another_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("FAITHLIB_DEVICE", "cpu")
-    assert experiment.device() == torch.device("cpu")
-    for wrong in ("cuda:99", "quantum", "meta"):
-        monkeypatch.setenv("FAITHLIB_DEVICE", wrong)
-        with pytest.raises(ValueError, match=rf"device '{wrong}' cannot be used here \(.+\); choose from: cpu"):
-            experiment.device()

@@ -248,14 +248,33 @@ def test_false_alarms_show_what_each_model_was_asked_and_nothing_without_a_contr
     rows = pd.DataFrame(
         [
             {"model": m, "shortcut": "single_token", "method": method, "config": c, "role": role, "precision_at_k": value, "random_precision": 0.1}
+            | {"precision_at_k_low": value - 0.1, "precision_at_k_high": value + 0.05, "n": 300 if role == "mixed" else 12}
             for m, method, c in asked
             for role, value in (("mixed", 0.9), ("source", 0.2))
         ]
     )
     figure, numbers = figures.false_alarms(rows)
-    assert [[text.get_text() for text in axis.get_yticklabels()] for axis in figure.axes] == [["Gradient L2", "LIME, unk, 100"], ["Gradient L2"]]
+    assert [[text.get_text() for text in axis.get_yticklabels()] for axis in figure.axes] == [
+        ["Gradient L2 (n=12)", "LIME, unk, 100 (n=12)"],
+        ["Gradient L2 (n=12)"],
+    ]
+    ends = [tuple(map(float, bar.get_segments()[0][:, 0])) for axis in figure.axes for container in axis.containers for bar in container[2]]
+    assert ends == [(pytest.approx(0.1), pytest.approx(0.25))] * 2
     assert (numbers["precision_at_k_mixed"] - numbers["precision_at_k_source"]).tolist() == pytest.approx([0.7] * 3)
     assert len(figures.false_alarms(rows[rows["role"] == "mixed"])[1]) == 0
+
+
+def test_points_of_a_line_that_stand_for_different_numbers_of_texts_say_so():
+    rows = pd.DataFrame(
+        [
+            {"model": m, "shortcut": "x", "role": "mixed", "method": "lime", "config": f"mask=unk;samples={samples}", "n": n}
+            | {"precision_at_k": 0.5, "precision_at_k_low": 0.4, "precision_at_k_high": 0.6}
+            for m, counts in {"lstm": (100, 100), "bert": (24, 6)}.items()
+            for samples, n in zip((100, 1000), counts, strict=True)
+        ]
+    )
+    figure, _ = figures.lime_budget(rows, "x")
+    assert [[text.get_text() for text in axis.texts] for axis in figure.axes] == [[], ["n=24", "n=6"]]
 
 
 def test_known_names_come_in_one_order_whatever_is_missing():

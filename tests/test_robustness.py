@@ -40,7 +40,8 @@ def test_a_bin_holds_its_upper_edge_and_the_last_sentence_of_each_sample():
 def test_a_curve_has_means_medians_and_n():
     found = robustness.curve(_steps([(0, 0.1, 0.2), (1, 0.1, 0.4), (2, 0.1, 0.9), (2, 0.2, 1.0)]), "d")
     assert found[["mean", "median", "n"]].values.tolist() == [[0.5, 0.4, 3], [1.0, 1.0, 1]]
-    assert found["low"].iloc[0] < 0.5 < found["high"].iloc[0]
+    assert found["mean_low"].iloc[0] < 0.5 < found["mean_high"].iloc[0]
+    assert found[["mean_low", "mean_high", "median_low", "median_high"]].iloc[1].isna().all()  # a single sentence has no interval
 
 
 def test_the_gain_is_over_the_bins_that_both_fill():
@@ -129,7 +130,7 @@ def test_a_curve_takes_seeds_together_and_says_how_far_they_lie_apart():
     other = _steps([(0, 0.1, 0.7), (1, 0.1, 0.7)]).assign(seed=1)
     [row] = robustness.curve(pd.concat([one, other]), "d").to_dict("records")
     assert (row["mean"], row["n"], row["n_seeds"]) == (pytest.approx(0.5), 2, 2)  # two sentences, each attacked under two seeds
-    assert (row["lowest_seed"], row["highest_seed"]) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert (row["mean_lowest_seed"], row["mean_highest_seed"]) == (pytest.approx(0.3), pytest.approx(0.7))
     assert row["median_low"] < row["median"] < row["median_high"]
     gain = robustness.relative_gain(
         pd.concat(
@@ -138,3 +139,18 @@ def test_a_curve_takes_seeds_together_and_says_how_far_they_lie_apart():
         *("d", {"attack": "tea"}, {"attack": "tef"}),
     )
     assert (gain["gain"], gain["n"]) == (pytest.approx(1.0), 2)
+    assert (gain["n_seeds"], gain["lowest_seed"], gain["highest_seed"]) == (2, pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_one_outlying_seed_carries_a_mean_and_no_median():
+    """Sentence 0 has a k of 90 under one of three seeds."""
+    values = {"tea": (2.0, 2.0, 90.0), "tef": (1.0, 1.0, 1.0)}
+    table = pd.concat(
+        _steps([(0, rho, value) for rho in (0.1, 0.15)], attack=attack).assign(seed=seed) for attack, of_seeds in values.items() for seed, value in enumerate(of_seeds)
+    )
+    found = {name: robustness.relative_gain(table, "d", {"attack": "tea"}, {"attack": "tef"}, name) for name in ("mean", "median")}
+    assert found["mean"]["gain"] == pytest.approx(94 / 3 - 1)
+    assert found["median"]["gain"] == pytest.approx(1.0)
+    assert (found["median"]["lowest_seed"], found["median"]["highest_seed"]) == (pytest.approx(1.0), pytest.approx(89.0))
+    curve = robustness.curve(table[table["attack"] == "tea"], "d")
+    np.testing.assert_allclose(curve[["mean", "median", "median_lowest_seed", "median_highest_seed"]], [[94 / 3, 2, 2, 90]] * 2)

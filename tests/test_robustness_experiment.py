@@ -113,6 +113,13 @@ def test_every_trial_runs_on_every_pair_there_is_within_the_bound(run):
     assert attacks.bound(parts[0]) == 2 * attacks.bound(saliency) + attacks.bound(cnn)
 
 
+def test_no_model_with_the_attribution_is_an_error_that_names_both(run):
+    where, table = run
+    nobody = attacks.AttackRun((where,), (("cnn", 2),), ("attention",), {"tef": attacks.Trial("tef", "tef", table)})
+    with pytest.raises(ValueError, match="none of the models cnn has one of the attributions attention"):
+        attacks.everything(nobody)
+
+
 def test_a_notebook_says_what_is_attacked():
     values = {"data": "", "shortcuts": "", "shortcut": "", "seed": 3, "samples": "lstm:4 cnn:2", "lstm": "", "lstm_training": "", "cnn": "", "cnn_training": ""}
     values |= {
@@ -130,8 +137,9 @@ def test_a_notebook_says_what_is_attacked():
     same = dataclasses.replace(found, trials={"one": attacks.Trial("tea"), "other": attacks.Trial("tea", "literal_tea")})
     with pytest.raises(ValueError, match="two of the trials one, other are the same attack under the same rules: tea literal_tea, tea literal_tea"):
         attacks.everything(same)
-    several = attacks.from_notebook({**values, "also": "name=bbc_news", "n_seeds": 2})
-    assert [(run.data.name, run.seed) for run in several.runs] == [("rotten_tomatoes", 3), ("rotten_tomatoes", 4), ("bbc_news", 3), ("bbc_news", 4)]
+    several = attacks.from_notebook({**values, "also": "name=bbc_news n_test=200 | name=imdb_reviews", "n_seeds": 2})
+    assert [(run.data.name, run.seed) for run in several.runs] == [(name, seed) for name in ("rotten_tomatoes", "bbc_news", "imdb_reviews") for seed in (3, 4)]
+    assert [run.data.n_test for run in several.runs[2:]] == [200, 200, 1000, 1000]
     drawn = attacks.ablations(found)
     assert drawn.plan == (("lstm", 4),)
     assert {name: (trial.attack, trial.rho_max) for name, trial in drawn.trials.items()} == {

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from faithlib import assets, cache, paths
+from faithlib import assets, cache, devices, paths
 from faithlib.distances import Backend, DistanceSettings, measured, sentence_distance
 from faithlib.progress import quiet
 
@@ -234,7 +234,7 @@ def _language_tool_version(address: str) -> str | None:
 
 
 def _load(kind: Any, source: str, advice: str, revision: str | None = None) -> tuple[Any, Any]:
-    """(model in float32, in evaluation mode and on the GPU where there is one, tokenizer). Safetensors only; no code of a repository is run."""
+    """(model in float32, in evaluation mode and on the chosen device, tokenizer). Safetensors only; no code of a repository is run."""
     try:
         with quiet():
             model, report = kind.from_pretrained(source, revision=revision, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
@@ -243,7 +243,7 @@ def _load(kind: Any, source: str, advice: str, revision: str | None = None) -> t
         raise assets.MissingAssetError(f"the model {source!r} (revision {revision}) could not be loaded: {error}\n{advice}") from error
     if report["missing_keys"]:
         raise ValueError(f"{source!r} holds another kind of model: its checkpoint has no {', '.join(sorted(report['missing_keys'])[:4])}")
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    return model.eval().to(devices.chosen()), tokenizer
 
 
 def _padded(ids: Sequence[Sequence[int]], device: torch.device) -> Iterator[tuple[list[int], Tensor, Tensor]]:
