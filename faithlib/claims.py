@@ -16,7 +16,7 @@ LEAST_EXAMPLES = 20  # fewer examples test nothing
 class Claim:
     """verdict: ``holds``, ``does not``, or ``not tested`` with the reason in ``saw``."""
 
-    paper: str
+    claim: str
     saw: str
     verdict: str
 

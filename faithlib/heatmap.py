@@ -59,7 +59,7 @@ def rows(tokens: Sequence[str], scores: Mapping[str, Numbers], evidence: Positio
 
 def table(data: pd.DataFrame, digits: int = 3) -> Html:
     """A data frame as a table whose texts are shown literally."""
-    shown = data.copy()
+    shown = data.rename_axis(columns=None)  # the name of a pivot's columns would be a column of its own
     for name in shown.columns:
         if pd.api.types.is_float_dtype(shown[name]):
             shown[name] = ["–" if pd.isna(v) else f"{v:.{digits}f}" for v in shown[name]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -163,6 +164,6 @@ def run_times(times: pd.DataFrame) -> Figure:
         n = times[times["dataset"] == name].groupby(["variant", "rho_max"]).size()
         size = f"n = {n.min()}" if n.min() == n.max() else f"n = {n.min()} to {n.max()}"  # a small budget leaves out the shortest
         axis.set(title=f"{label(name)}, {size}", xticks=range(len(order)), ylabel="seconds per sample")
-        axis.set_xticklabels([variant.replace(", ", ",\n", 1) for variant in order], fontsize=8)
+        axis.set_xticklabels([textwrap.fill(variant, 16) for variant in order], fontsize=8)
     legend_below(figure, axes[0])
     return figure

@@ -170,7 +170,7 @@ def test_notebook_keeps_the_budget(path):
     assert len(code) <= 25
     for previous, cell in itertools.pairwise(cells):
         if cell.cell_type == "code":
-            assert len(cell.source.splitlines()) <= 25
+            assert len(cell.source.splitlines()) <= (35 if "parameters" in cell.metadata.get("tags", []) else 25)  # parameters: a line each, to look up
             assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(cell.source)))
             assert previous.cell_type == "markdown" or previous.metadata.get("tags") == ["parameters"]
 
