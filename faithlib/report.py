@@ -304,6 +304,7 @@ img{{max-width:100%;border:1px solid #ddd}}figure{{margin:1.5rem 0}}figcaption,s
 def warm(profile: str, say=print) -> None:
     """Fill the cache with all that the profile's notebooks ask for, with progress in the terminal, so that executing them is quick."""
     from faithlib import experiment, robustness_experiment
+    from faithlib.distances import DistanceSettings
 
     last = notebooks(["99"])[0]
     values = {**declared(last), **parameters(profile, last)}
@@ -318,10 +319,13 @@ def warm(profile: str, say=print) -> None:
         experiment.everything(run_settings, role)
         say(f"{role} models explained")
     seven = notebooks(["07"])[0]
-    attacks = robustness_experiment.from_notebook({**declared(seven), **parameters(profile, seven)})
+    values = {**declared(seven), **parameters(profile, seven)}
+    attacks = robustness_experiment.from_notebook(values)
     for run in (attacks, robustness_experiment.ablations(attacks)):
         robustness_experiment.everything(run)
         say(f"{', '.join(run.trials)}: attacked")
+    robustness_experiment.measured(robustness_experiment.everything(attacks).steps, settings=settings.parse(DistanceSettings, values["distances"]))
+    say("attacked sentences measured")
 
 
 def store(profile: str = QUICK) -> None:

@@ -118,6 +118,7 @@ def gains(numbers: pd.DataFrame, rival: str = "TEF") -> Figure:
     metrics, rules = list(dict.fromkeys(numbers["metric"])), list(dict.fromkeys(numbers["rules"]))
     pairs = _places(numbers, "dataset", "model", "attribution")
     sizes = numbers.groupby(["dataset", "model", "attribution"])["n"].max()
+    wide = bool(numbers["high"].max() > 3)  # a few long intervals would press everything else to the left
     row_of = {pair: row for row, pair in enumerate(pairs)}
     size = (3.5 * len(metrics) + 1.5, 0.42 * len(pairs) + 1.6)
     figure, axes = plt.subplots(1, len(metrics), figsize=size, sharey=True, squeeze=False, layout="constrained")
@@ -134,16 +135,16 @@ def gains(numbers: pd.DataFrame, rival: str = "TEF") -> Figure:
                 for end in ("lowest_seed", "highest_seed"):
                     axis.plot(mine[end], y, "|", ms=7, color=OTHERS[j])
         axis.axvline(0, color="#888", lw=1, ls="--")
-        axis.set(title=METRICS[metric][0].removesuffix(" (median)"), xlabel=f"relative gain of TEA over\n{rival}", yticks=range(len(pairs)))
+        axis.set(title=METRICS[metric][0].removesuffix(" (median)"), yticks=range(len(pairs)))
         axis.set_yticklabels([f"{name} (n = {sizes[pair]})" for pair, name in pairs.items()])
         low, high = axis.get_xlim()
-        if high > 3:  # a few wide intervals would press everything else to the left
+        if wide:
             axis.set_xscale("symlog", linthresh=1)
             axis.set(xlim=(min(low, -1), high), xticks=[tick for tick in (-1, 0, 1, 2, 5, 10, 20, 50, 100) if tick <= high])
-            axis.set_xlabel(f"{axis.get_xlabel()} (logarithmic beyond 1)")
             axis.minorticks_off()
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes[0][0].invert_yaxis()
+    axes[0][len(metrics) // 2].set_xlabel(f"relative gain of TEA over {rival}{' (logarithmic beyond 1)' * wide}")  # a legend would cover a figure's own label
     legend_below(figure, axes[0])
     return figure
 

@@ -147,6 +147,23 @@ def test_every_profile_makes_an_experiment(profile):
         trial.settings(0)
 
 
+def test_the_paper_profile_attacks_the_papers_pairs_on_the_papers_data():
+    """Ivankay et al. (2022): 16 pairs of model and attribution, attention where the model has it, on five data sets; GPT-2 and LanguageTool measure."""
+    from faithlib import robustness_experiment, settings
+    from faithlib.distances import DistanceSettings
+
+    seven = next(path for path in NOTEBOOKS if path.stem.startswith("07"))
+    values = {**report.declared(seven), **report.parameters("paper", seven)}
+    attacks = robustness_experiment.from_notebook(values)
+    plain, attentive = {"cnn", "lstm_ends"}, {"lstm", "bert", "roberta", "xlnet"}
+    assert {name for name, _ in attacks.plan} == plain | attentive
+    assert [attribution.partition(";")[0] for attribution in attacks.attributions] == ["saliency", "integrated_gradients", "attention"]
+    assert dict(attacks.runs[0].model("lstm_ends")[0].options)["pooling"] == "ends"
+    assert {"mr", "ag_news", "imdb", "yelp", "fake_news"} < {run.data.name for run in attacks.runs}
+    assert {run.seed for run in attacks.runs} == {0, 1, 2}
+    assert settings.parse(DistanceSettings, values["distances"]) == DistanceSettings("hub", "localhost:8081")
+
+
 # Notebooks
 
 
