@@ -94,6 +94,11 @@ class Protocol:
         self._enter_again()
         return experiment.verify(self.experiment, self.thresholds).assign(n_cut=experiment.texts(self.experiment).notes["cut"])
 
+    def needed(self) -> pd.DataFrame:
+        """Is a verified model still right without one of several planted tokens? See ``experiment.needed``; it should be at about one half."""
+        self._enter_again()
+        return experiment.needed(self.experiment, self.thresholds)
+
     def scores(self, methods: Named | Sequence[Named], n: int = N_EXAMPLES, role: str = "mixed") -> pd.DataFrame:
         """The tidy table of ``experiment.scores``: a row per example, method and configuration of every verified pair.
 

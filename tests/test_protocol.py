@@ -87,6 +87,7 @@ def test_what_was_defined_anew_is_asked_anew_and_another_protocol_of_the_same_na
     back = Protocol(pairs, build(False), *asked)
     assert back.scores(earliness, 20, "source")["precision_at_k"].tolist() == [0.0] * 20
     assert back.verification()["verified"].all()
+    assert not len(back.needed())  # a rule of one token
     pd.testing.assert_frame_equal(front.scores(earliness, 20, "source"), before)
 
 
