@@ -106,12 +106,8 @@ def relative_gain(
     if statistic not in STATISTICS:
         raise ValueError(f"unknown statistic {statistic!r}; choose from: {', '.join(STATISTICS)}")
     binned = at_each_share(table, edges)
-    rows = [binned[np.logical_and.reduce([binned[c] == v for c, v in side.items()])] for side in (one, other)]
-    seeds = [[side[side["seed"] == value] for side in rows] for value in sorted(set(table["seed"]))]
-    of_seeds = [_gain(*(_matrix(side, metric, len(edges) - 1, statistic) for side in pair), statistic, edges) for pair in seeds] if len(seeds) > 1 else []
-    sides = [_matrix(side, metric, len(edges) - 1, statistic) for side in rows]
-    samples = sorted(set(sides[0].index) | set(sides[1].index))
-    first, second = (side.reindex(samples).to_numpy() for side in sides)
+    sides = [binned[np.logical_and.reduce([binned[c] == v for c, v in side.items()])] for side in (one, other)]
+    samples, first, second = _aligned(sides, metric, len(edges) - 1, statistic)
     bins = [b for b in range(len(edges) - 1) if np.isfinite(first[:, b]).any() and np.isfinite(second[:, b]).any()]
 
     everyone = np.arange(len(samples))
@@ -122,6 +118,12 @@ def relative_gain(
         one_areas, other_areas = _areas(first, second, drawn, bins, statistic, edges)
         ratios = one_areas / np.where(other_areas == 0, np.nan, other_areas) - 1
         low, high = np.nanpercentile(ratios, [2.5, 97.5]) if np.isfinite(ratios).any() else (low, high)
+    of_seeds = []
+    for value in table["seed"].unique() if table["seed"].nunique() > 1 else ():
+        _, *matrices = _aligned([side[side["seed"] == value] for side in sides], metric, len(edges) - 1, statistic)
+        areas = _areas(*matrices, np.arange(len(matrices[0]))[None], bins, statistic, edges)
+        of_seeds.append(areas[0][0] / areas[1][0] - 1 if areas[1][0] else np.nan)
+    gains = pd.Series(of_seeds, dtype=float)
     middle = [f"{(edges[b] + edges[b + 1]) / 2:.3g}" for b in bins]
     return {
         "metric": metric,
@@ -133,18 +135,10 @@ def relative_gain(
         "auc_other": theirs,
         "bins": " ".join(middle),
         "n": len(samples),
-        "n_seeds": len(seeds),
-        "lowest_seed": float(np.nanmin(of_seeds)) if np.isfinite(of_seeds).any() else float("nan"),
-        "highest_seed": float(np.nanmax(of_seeds)) if np.isfinite(of_seeds).any() else float("nan"),
+        "n_seeds": table["seed"].nunique(),
+        "lowest_seed": float(gains.min()),
+        "highest_seed": float(gains.max()),
     }
-
-
-def _gain(one: pd.DataFrame, other: pd.DataFrame, statistic: str, edges: Sequence[float]) -> float:
-    """The gain between two matrices of :func:`_matrix`, NaN where no two bins are filled by both."""
-    samples = sorted(set(one.index) | set(other.index))
-    first, second = (side.reindex(samples).to_numpy() for side in (one, other))
-    mine, theirs = _areas(first, second, np.arange(len(samples))[None], range(len(edges) - 1), statistic, edges)
-    return float(mine[0] / theirs[0] - 1) if theirs[0] else float("nan")
 
 
 def _areas(
@@ -166,9 +160,12 @@ def _areas(
     return result[0], result[1]
 
 
-def _matrix(rows: pd.DataFrame, metric: str, n_bins: int, statistic: str) -> pd.DataFrame:
-    """(sample, bin) of the metric, the mean or median over seeds; NaN where a sample has no sentence in a bin."""
-    return rows.pivot_table(index="sample", columns="bin", values=metric, aggfunc=statistic, dropna=False).reindex(columns=range(n_bins))
+def _aligned(sides: Sequence[pd.DataFrame], metric: str, n_bins: int, statistic: str) -> tuple[list, np.ndarray, np.ndarray]:
+    """The samples of either side, and per side (sample, bin) of the metric, its mean or median over seeds; NaN where a sample has no sentence in a bin."""
+    matrices = [side.pivot_table(index="sample", columns="bin", values=metric, aggfunc=statistic, dropna=False) for side in sides]
+    samples = sorted(set(matrices[0].index) | set(matrices[1].index))
+    first, second = (matrix.reindex(index=samples, columns=range(n_bins)).to_numpy() for matrix in matrices)
+    return samples, first, second
 
 
 def paired(table: pd.DataFrame, metric: str, one: Mapping[str, str], other: Mapping[str, str], edges: Sequence[float] = EDGES, seed: int = 0) -> dict:
