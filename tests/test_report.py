@@ -264,6 +264,12 @@ def test_false_alarms_show_what_each_model_was_asked_and_nothing_without_a_contr
     assert len(figures.false_alarms(rows[rows["role"] == "mixed"])[1]) == 0
 
 
+def test_a_pivot_has_no_column_for_the_name_of_its_columns():
+    pivot = pd.DataFrame({"model": ["lstm"], "trial": ["tea"], "n": [3]}).pivot_table(index="model", columns="trial", values="n").reset_index()
+    header = heatmap.table(pivot).split("</thead>")[0]
+    assert re.findall(r"<th>(.*?)</th>", header) == ["model", "tea"]
+
+
 def test_points_of_a_line_that_stand_for_different_numbers_of_texts_say_so():
     rows = pd.DataFrame(
         [
