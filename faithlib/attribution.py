@@ -16,14 +16,16 @@ from faithlib.models.encoding import Batch
 from faithlib.salience import SALIENCE, configurations_of
 
 Words = tuple[str, ...]
+UNREAD = -1  # in the place of a class
 MASKED = "\u2612"  # a word that stands for a masked one; no tokenizer's own mask can be written in a text, for what is written is text
 
 
 def functions(classifier: TextClassifier, method: str, seed: int = 0) -> tuple[Callable, Callable]:
     """(predict, attribute) of a classifier under one configuration of a salience method, such as ``gradient_l1;of=logit``.
 
-    predict(sentences) -> class indices (sentence,). attribute(sentences, target) -> per sentence one score per word, towards class ``target``; 0 for a
-    word that the model does not read (cut, or of invisible characters). The word ``MASKED`` is read as the model's mask token, or its unknown token
+    predict(sentences) -> class indices (sentence,); ``UNREAD`` for a sentence that the model does not read to its end, so that no attack is credited for
+    pushing words out of the window. attribute(sentences, target) -> per sentence one score per word, towards class ``target``; 0 for a word that the model
+    does not read (cut, or of invisible characters). The word ``MASKED`` is read as the model's mask token, or its unknown token
     where it has none. Raises ValueError where the method names more than one configuration, or the model cannot answer it.
     """
     chosen = configurations_of(classifier, method)
@@ -33,11 +35,24 @@ def functions(classifier: TextClassifier, method: str, seed: int = 0) -> tuple[C
         raise ValueError(f"{method!r} names {len(found)} configurations ({names}); an attack moves one explanation")
     [(family, configuration)] = found
 
+    rows: dict[Words, int] = {}
+    last = [encode(classifier, [])]
+
+    def encoded(sentences: Sequence[Words]) -> Batch:
+        """What was just predicted is not encoded again: that took a seventh of an attack on an LSTM."""
+        if all(words in rows for words in sentences):
+            return last[0].select([rows[words] for words in sentences])
+        last[0] = encode(classifier, sentences)
+        rows.clear()
+        rows.update({words: row for row, words in enumerate(sentences)})
+        return last[0]
+
     def predict(sentences: Sequence[Words]) -> np.ndarray:
-        return classifier.predict(encode(classifier, sentences)).cpu().numpy()
+        batch = encoded(sentences)
+        return np.where([text.cut for text in batch.texts], UNREAD, classifier.predict(batch).cpu().numpy())
 
     def attribute(sentences: Sequence[Words], target: int) -> list[np.ndarray]:
-        batch = encode(classifier, sentences)
+        batch = encoded(sentences)
         classes = torch.full((len(batch),), target, device=batch.ids.device)
         answer = SALIENCE[family].function(classifier, batch, classes, [configuration], seed)[configuration]
         scores = (answer[0] if isinstance(answer, tuple) else answer).detach().cpu().double().numpy()

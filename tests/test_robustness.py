@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from faithlib import robustness
-from faithlib.attribution import MASKED, by_word, encode, functions
+from faithlib import attribution, robustness
+from faithlib.attribution import MASKED, UNREAD, by_word, encode, functions
 from faithlib.salience import explain
 
 
@@ -92,6 +92,27 @@ def test_a_masked_word_is_read_as_the_models_mask_or_unknown_token(tiny_bert, ti
         places = [i for i, word in enumerate(batch.texts[0].word) if word == 1]
         assert [int(batch.ids[0, i]) for i in places] == [model.special_ids[name]] * len(places)
         assert model.special_ids[name] not in batch.ids[1].tolist()
+
+
+def test_a_sentence_that_is_not_read_to_its_end_has_no_class(tiny_lstm):
+    predict, _ = functions(tiny_lstm, "gradient_l2;of=logit")  # the window holds 30
+    whole = predict([tuple(["film"] * 30), tuple(["film"] * 31), ("film",)])
+    assert whole[1] == UNREAD
+    assert (whole[[0, 2]] == tiny_lstm.predict([" ".join(["film"] * 30), "film"]).numpy()).all()
+
+
+def test_what_was_predicted_is_not_encoded_again_and_explained_as_ever(tiny_bert, monkeypatch):
+    calls = []
+    whole = attribution.encode
+    monkeypatch.setattr(attribution, "encode", lambda *given: calls.append(len(given[1])) or whole(*given))
+    predict, attribute = functions(tiny_bert, "gradient_l2;of=logit")
+    predict(SENTENCES)
+    kept = attribute(SENTENCES[:1], 1)
+    assert calls == [0, 2]
+    for one, other in zip(kept, functions(tiny_bert, "gradient_l2;of=logit")[1](SENTENCES[:1], 1), strict=True):
+        np.testing.assert_array_equal(one, other)
+    attribute([("a", "film"), SENTENCES[0]], 1)  # one that was not predicted: all are encoded
+    assert calls[-1] == 2
 
 
 def test_a_word_that_is_not_read_scores_zero(tiny_lstm):
