@@ -42,7 +42,7 @@ smoke: $(READY) ## the whole report on tiny models, into a scratch folder
 
 test-notebooks: $(READY) ## rerun every notebook and compare its claims (warms the cache first)
 	$(BIN)/python -m faithlib warm --profile quick
-	FAITHLIB_REPORT=$(CURDIR)/report/.nbval $(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --nbval-lax --nbval-current-env --nbval-cell-timeout 900 notebooks
+	FAITHLIB_REPORT=$(CURDIR)/report/.nbval $(BIN)/python -m pytest -q -p no:cacheprovider --nbval-lax --nbval-current-env --nbval-cell-timeout 900 notebooks
 
 store: $(READY) ## put the quick report's outputs into notebooks/, before a commit
 	$(BIN)/python -m faithlib store
