@@ -9,6 +9,7 @@ import pytest
 
 from faithlib import robustness_experiment as attacks
 from faithlib import settings
+from faithlib.attack.candidates import vector_neighbours
 from faithlib.data import DataSettings
 from faithlib.models import ModelSettings
 from faithlib.training import TrainingSettings
@@ -48,6 +49,21 @@ def test_sentences_are_attacked_measured_and_kept(run, monkeypatch):
     pd.testing.assert_frame_equal(attacks.attacked(where, "lstm", "saliency", trial, 12).steps, found.steps)
     with pytest.raises(BaseException, match="computed again"):
         attacks.attacked(where, "lstm", "saliency", dataclasses.replace(trial, rho_max=0.3), 12)
+
+
+def test_neighbours_in_glove_are_looked_up_before_the_attack_and_its_clock(run, monkeypatch):
+    where, _ = run
+    asked, search = [], attacks.attack
+    source = vector_neighbours(WORDS, np.eye(len(WORDS), dtype=np.float32))
+    kept = dataclasses.replace(source, nearest=lambda words, positions, n: asked.append((words, tuple(positions))) or source.nearest(words, positions, n))
+    monkeypatch.setattr(attacks, "_glove", lambda: kept)
+    monkeypatch.setattr(attacks, "attack", lambda words, *rest: asked.append(("attack", words)) or search(words, *rest))
+    attacks.attacked(where, "lstm", "saliency", attacks.Trial("tef", "tef", "glove"), 3)
+    starts = [i for i, (what, _) in enumerate(asked) if what == "attack"]
+    assert len(starts) == 3
+    for i in starts:
+        words = asked[i][1]
+        assert asked[i - 1] == (words, tuple(range(len(words))))
 
 
 def test_a_changed_table_of_neighbours_is_another_attack(run, tmp_path):
